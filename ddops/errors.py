@@ -1,0 +1,132 @@
+"""The error tree, the exit codes and what each means. Pure: it decides how a failure reads, not what to do.
+
+Every error says what happened, what it means and what to do next. The exit codes are the same for
+every command and are part of the interface: a run that ended in a rollback never exits 0.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every ddops command."""
+
+    OK = 0  # applied and proven, or unchanged
+    INTERNAL = 1
+    USAGE = 2  # usage or inventory error
+    REFUSED = 3  # preflight refused, nothing touched
+    ROLLED_BACK = 4  # not proven; rolled back and the restored configuration is verified
+    RESTORE_FAILED = 5  # rollback failed or unverified: a person is needed
+    UNKNOWN = 6  # unreachable or outcome unknown; the host's guard decides
+    LOCKED = 7
+    HOST_KEY = 8
+    PARTIAL = 9  # some hosts good, some rolled back
+    CHANGES = 10  # dry run with changes, only with --detailed-exitcode
+    INCONCLUSIVE = 11
+    SIGINT = 130
+    SIGTERM = 143
+
+
+class DdopsError(Exception):
+    """Base of everything ddops reports on purpose.
+
+    Args:
+        what: what happened, one line.
+        means: what it means for the host or the run ("nothing was changed").
+        hint: what to do next, a command where there is one.
+    """
+
+    exit: Exit = Exit.INTERNAL
+
+    def __init__(self, what: str, *, means: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.means = means
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [f"error: {self.what}"]
+        if self.means:
+            lines.append(f"       {self.means}")
+        if self.hint:
+            lines.append(f"hint:  {self.hint}")
+        return "\n".join(lines)
+
+
+class UsageError(DdopsError):
+    """A command line that cannot be carried out as written."""
+
+    exit = Exit.USAGE
+
+
+class InventoryError(DdopsError):
+    """An inventory that is not valid; names file, line and field."""
+
+    exit = Exit.USAGE
+
+    def __init__(self, what: str, *, file: str, line: int | None = None, field: str = "", hint: str = "") -> None:
+        place = file if line is None else f"{file}:{line}"
+        super().__init__(
+            f"{place}: {field + ': ' if field else ''}{what}",
+            means="the inventory was not used and no host was contacted",
+            hint=hint,
+        )
+        self.file = file
+        self.line = line
+        self.field = field
+
+
+class Refused(DdopsError):
+    """Preflight said no; nothing was touched."""
+
+    exit = Exit.REFUSED
+
+
+class Locked(DdopsError):
+    """Another run holds the host's lease."""
+
+    exit = Exit.LOCKED
+
+
+class HostKeyRejected(DdopsError):
+    """The host's SSH key is unknown or not the known one; never retried."""
+
+    exit = Exit.HOST_KEY
+
+
+class Unreachable(DdopsError):
+    """The host could not be reached or stopped answering: its state is not known from here."""
+
+    exit = Exit.UNKNOWN
+
+
+class ConnectionLost(Unreachable):
+    """The connection broke while something was under way; ask the host before repeating anything."""
+
+
+class RemoteTimeout(Unreachable):
+    """A remote command did not end within its deadline; it may still run on the host."""
+
+
+class RemoteFailed(DdopsError):
+    """A remote command ended with an error the caller did not expect."""
+
+    exit = Exit.REFUSED
+
+    def __init__(self, what: str, *, status: int, stderr: str = "", means: str = "", hint: str = "") -> None:
+        super().__init__(what, means=means, hint=hint)
+        self.status = status
+        self.stderr = stderr
+
+
+class RestoreFailed(DdopsError):
+    """The undo did not bring back a verified configuration: a person is needed."""
+
+    exit = Exit.RESTORE_FAILED
+
+
+class Interrupted(DdopsError):
+    """The operator or the pipeline asked to stop."""
+
+    exit = Exit.SIGINT
