@@ -1,0 +1,468 @@
+#!/bin/sh
+# ddops-host: the one state machine ddops keeps on a host. Root-owned, installed by `ddops install`.
+#
+# The controller, Ctrl-C and the guard all act through it, so that whoever comes second finds out and stops.
+# A trial lives only under /run: a reboot undoes it. /etc always holds the last verified unit.
+# Every verb may be repeated by the same run: it looks at the state first and does only what is missing.
+#
+#   ddops-host observe UNIT PORT RELEASES       everything ddops looks at, as "key value" lines
+#   ddops-host lease take|beat|drop|break UNIT [RUN [TTL]]   take reads holder and command from stdin
+#   ddops-host check-unit UNIT                   systemd-analyze verify of the unit on stdin, warnings are errors
+#   ddops-host arm|extend UNIT RUN SECONDS [CAP] the guard: undoes the trial when its deadline passes
+#   ddops-host stage UNIT RUN DIGEST             stdin: unit, fence, ledger line, each base64 on a line
+#   ddops-host revoke UNIT RUN DIGEST            /etc goes to a stored unit; stdin: ledger line
+#   ddops-host switch UNIT RUN PORT FLOOR WAIT   stop, wait for cgroup, port, GPU memory (MiB), start
+#   ddops-host confirm UNIT RUN INVOCATION DIGEST  stdin: two ledger lines (proven, confirmed), base64
+#   ddops-host undo UNIT RUN BY PORT FLOOR WAIT  stdin: why
+#   ddops-host trial UNIT                        where the trial stands
+#   ddops-host record UNIT RUN                   stdin: a ledger line
+#   ddops-host evidence UNIT RUN                 stdin: the full evidence of a verdict, kept beside the ledger
+#   ddops-host logs UNIT INVOCATION LINES        the journal of one start only
+#   ddops-host release DIR VERSION MANIFEST_SHA256 [PREFIX...]  stdin: tar with SHA256SUMS, checked before it counts
+set -eu
+umask 022
+export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+
+SELF=/usr/local/lib/ddops/ddops-host
+CONTROL=/run/systemd/system.control
+KEPT_LINES=2000
+
+# Exit statuses the controller tells apart: 64 usage, 65 unit not valid, 66 nothing to act on, 69 no room,
+# 73 held by another run, 75 too late (the other side has the token).
+fail() { code=$1; shift; echo "$*" >&2; exit "$code"; }
+now() { read -r up _ < /proc/uptime; echo "${up%.*}"; }
+put() { cat > "$1.new"; sync "$1.new" 2>/dev/null || sync; mv -f "$1.new" "$1"; }
+get() { if [ -r "$1" ]; then cat "$1"; else echo "${2:-}"; fi; }
+digest_of() { if [ -f "$1" ]; then sha256sum < "$1" | cut -d' ' -f1; fi; }
+show() { systemctl show "$UNIT" -p "$1" --value; }
+b64() { base64 -w0 < "$1"; }
+
+names() { # sets every path of UNIT; refuses a name that could leave its folder
+    UNIT=$1
+    case $UNIT in
+        *[!A-Za-z0-9_.@:-]* | -* | .* | '') fail 64 "not a unit name: $UNIT" ;;
+        *.service) ;;
+        *) fail 64 "not a service unit: $UNIT" ;;
+    esac
+    KEEP=/var/lib/ddops/$UNIT
+    LIVE=/run/ddops/$UNIT
+    ETC=/etc/systemd/system/$UNIT
+    TRIAL=$CONTROL/$UNIT
+    FENCE=$CONTROL/$UNIT.d/90-ddops-fence.conf
+    SAFE=$(printf %s "${UNIT%.service}" | tr '@:' '__')
+    GUARD=ddops-guard-$SAFE
+    mkdir -p "$KEEP/units" "$KEEP/evidence" "$LIVE"
+    chmod 755 /var/lib/ddops "$KEEP" "$LIVE"
+}
+
+locked() { # one short critical section at a time; ends with the process or unlocked
+    exec 8> "$LIVE/lock"
+    flock -w 20 8 || fail 73 "another ddops-host call has held $LIVE/lock for 20 s"
+}
+unlocked() { exec 8>&-; }
+
+# ---------------------------------------------------------------- ledger
+append() { # one line, on disk before we go on; a line torn by a power cut is closed first
+    ledger=$KEEP/ledger.ndjson
+    if [ -s "$ledger" ] && [ -n "$(tail -c1 "$ledger")" ]; then echo >> "$ledger"; fi
+    printf '%s\n' "$1" >> "$ledger"
+    sync "$ledger" 2>/dev/null || sync
+}
+append_once() { # KIND RUN LINE: half-finished work is completed forward without writing twice
+    if [ -f "$KEEP/ledger.ndjson" ] && grep -F "\"run\":\"$2\"" "$KEEP/ledger.ndjson" | grep -qF "\"kind\":\"$1\""; then
+        return 0
+    fi
+    append "$3"
+}
+utc() { date -u +%Y-%m-%dT%H:%M:%SZ; }
+
+# ---------------------------------------------------------------- lease
+lease_left() { echo $(($(get "$LIVE/lease/expires" 0) - $(now))); }
+holds() { # RUN holds the lease
+    [ "$(get "$LIVE/lease/run")" = "$1" ] || fail 73 "the lease is held by: $(get "$LIVE/lease/holder" nobody)"
+}
+lease() {
+    verb=$1; names "$2"; run=${3:-}; ttl=${4:-120}
+    locked
+    case $verb in
+        take)
+            held=$(get "$LIVE/lease/run")
+            if [ -n "$held" ] && [ "$held" != "$run" ]; then
+                if [ "$(lease_left)" -gt 0 ]; then fail 73 "$(get "$LIVE/lease/holder")"; fi
+                if [ -d "$LIVE/trial" ]; then fail 73 "the trial of run $(get "$LIVE/trial/run") is still open"; fi
+            fi
+            rm -rf "$LIVE/lease"; mkdir "$LIVE/lease"
+            head -c 4096 | put "$LIVE/lease/holder"
+            echo $(($(now) + ttl)) | put "$LIVE/lease/expires"
+            echo "$run" | put "$LIVE/lease/run"
+            ;;
+        beat) holds "$run"; echo $(($(now) + ttl)) | put "$LIVE/lease/expires" ;;
+        drop) if [ "$(get "$LIVE/lease/run")" = "$run" ]; then rm -rf "$LIVE/lease"; fi ;;
+        break)
+            if [ -d "$LIVE/trial" ]; then fail 75 "the trial of run $(get "$LIVE/trial/run") is still open"; fi
+            rm -rf "$LIVE/lease"
+            ;;
+        *) fail 64 "lease: no verb $verb" ;;
+    esac
+}
+
+# ---------------------------------------------------------------- what is there
+port_owner() { # a listener on PORT outside the unit's cgroup: its pid, 0 when it can't be told; nothing when free
+    hex=$(printf ':%04X' "$1")
+    inode=$(awk -v p="$hex" '$4 == "0A" && substr($2, length($2) - 4) == p { print $10; exit }' /proc/net/tcp /proc/net/tcp6 2>/dev/null)
+    if [ -z "$inode" ]; then return 0; fi
+    # find ends non-zero when a process goes away under it
+    pid=$(find /proc/[0-9]*/fd -lname "socket:\[$inode\]" 2>/dev/null | head -n 1 | cut -d/ -f3 || true)
+    if [ -z "$pid" ]; then echo 0; return 0; fi
+    group=$(show ControlGroup)
+    if [ -n "$group" ] && grep -qF ":$group" "/proc/$pid/cgroup" 2>/dev/null; then return 0; fi
+    echo "$pid"
+}
+gpus() {
+    if command -v nvidia-smi > /dev/null 2>&1; then
+        timeout 20 nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.free,memory.total \
+            --format=csv,noheader,nounits 2>/dev/null || true
+    fi
+}
+gpu_free() { gpus | awk -F', *' 'NR == 1 || $4 < low { low = $4 } END { if (NR) print int(low) }'; }
+file_line() { if [ -f "$2" ]; then echo "$1 $(b64 "$2")"; fi; }
+
+observe() {
+    names "$1"; port=$2; releases=$3
+    echo "boot $(cat /proc/sys/kernel/random/boot_id)"
+    echo "uptime $(cut -d' ' -f1 /proc/uptime)"
+    echo "systemd $(systemctl --version | awk 'NR == 1 { print $2 }')"
+    systemctl show "$UNIT" -p LoadState,ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,NeedDaemonReload,FragmentPath,DropInPaths,StatusText,ExecMainStatus,ExecMainCode,ControlGroup,ActiveEnterTimestampMonotonic,Type,UnitFileState | sed 's/^/show./; s/=/ /'
+    file_line etc "$ETC"
+    file_line trial_unit "$TRIAL"
+    fragment=$(show FragmentPath)
+    if [ -n "$fragment" ]; then file_line fragment "$fragment"; fi
+    pid=$(show MainPID)
+    if [ "$pid" -gt 0 ] && [ -r "/proc/$pid/cmdline" ]; then echo "argv $(b64 "/proc/$pid/cmdline")"; fi
+    if [ -f "$KEEP/ledger.ndjson" ]; then echo "ledger $(tail -n $KEPT_LINES "$KEEP/ledger.ndjson" | base64 -w0)"; fi
+    if [ -d "$LIVE/lease" ]; then
+        echo "lease.run $(get "$LIVE/lease/run")"; echo "lease.left $(lease_left)"; file_line lease.holder "$LIVE/lease/holder"
+    fi
+    trial_lines
+    gpus | sed 's/^/gpu /'
+    for place in "$releases" /opt /var/lib /; do
+        if [ -d "$place" ]; then
+            echo "disk $(df -Pm "$place" | awk 'NR == 2 { print $4 }') $place"
+        fi
+    done
+    echo "port_owner $(port_owner "$port")"
+    if [ -d "$releases" ]; then
+        for r in "$releases"/*/SHA256SUMS; do
+            if [ -f "$r" ]; then echo "release $(digest_of "$r") $(basename "$(dirname "$r")")"; fi
+        done
+    fi
+    echo "script $(digest_of "$SELF")"
+    echo "address $(ip -o addr show 2>/dev/null | awk '{ sub("/.*", "", $4); printf "%s ", $4 }')"
+    if journalctl -b -q _PID=1 "UNIT=$UNIT" -n 400 -o cat 2>/dev/null | grep -q 'not support BPF'; then echo "no_fence 1"; fi
+}
+
+# ---------------------------------------------------------------- trial and guard
+trial_lines() {
+    where=$LIVE/trial
+    if [ ! -d "$where" ]; then where=$LIVE/last; fi
+    if [ ! -d "$where" ]; then return 0; fi
+    for f in run digest previous token step invocation outcome by port floor wait; do
+        echo "trial.$f $(get "$where/$f")"
+    done
+    echo "trial.left $(($(get "$where/deadline" 0) - $(now)))"
+    echo "trial.open $([ -d "$LIVE/trial" ] && echo 1 || echo 0)"
+}
+open_trial() { # RUN's own, still undecided
+    [ -d "$LIVE/trial" ] || fail 66 "no trial is open on $UNIT"
+    [ "$(get "$LIVE/trial/run")" = "$1" ] || fail 73 "the open trial is that of run $(get "$LIVE/trial/run")"
+    token=$(get "$LIVE/trial/token")
+    [ -z "$token" ] || fail 75 "too late: the trial is being settled ($token)"
+}
+deadline() { # SECONDS: never beyond the cap
+    to=$(($(now) + $1)); cap=$(get "$LIVE/trial/cap")
+    if [ "$to" -gt "$cap" ]; then to=$cap; fi
+    echo "$to" | put "$LIVE/trial/deadline"
+}
+arm() {
+    names "$1"; run=$2; seconds=$3; cap=$4
+    locked; holds "$run"
+    if [ -d "$LIVE/trial" ]; then open_trial "$run"; return 0; fi
+    rm -rf "$LIVE/trial.new" "$LIVE/last"; mkdir "$LIVE/trial.new"
+    echo "$run" > "$LIVE/trial.new/run"
+    digest_of "$ETC" > "$LIVE/trial.new/previous"
+    echo armed > "$LIVE/trial.new/step"
+    echo $(($(now) + cap)) > "$LIVE/trial.new/cap"
+    echo $(($(now) + seconds)) > "$LIVE/trial.new/deadline"
+    systemctl stop "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
+    systemctl reset-failed "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
+    # A transient timer can't be extended, so it repeats and reads the deadline from a file. Its AccuracySec
+    # would otherwise be a minute.
+    systemd-run --quiet --collect --unit="$GUARD" --on-active=1 --on-unit-inactive=1 \
+        --timer-property=AccuracySec=100ms --property=Type=oneshot "$SELF" guard "$UNIT" "$run" 8>&-
+    mv "$LIVE/trial.new" "$LIVE/trial"
+}
+extend() {
+    names "$1"; run=$2
+    locked; open_trial "$run"; deadline "$3"
+    if [ "$(get "$LIVE/lease/run")" = "$run" ]; then echo $(($(now) + $3)) | put "$LIVE/lease/expires"; fi
+}
+worker() { # NAME VERB ARGS...: a host unit, so that a lost connection changes nothing
+    unit=$1; shift
+    if systemctl is-active --quiet "$unit.service"; then return 0; fi
+    systemctl reset-failed "$unit.service" 2>/dev/null || true
+    systemd-run --quiet --collect --no-block --unit="$unit" "$SELF" "$@" 8>&-
+}
+guard() { # one tick
+    names "$1"; run=$2
+    if [ "$(get "$LIVE/trial/run")" != "$run" ]; then
+        if [ ! -d "$LIVE/trial.new" ]; then systemctl stop --no-block "$GUARD.timer"; fi
+        return 0
+    fi
+    locked
+    case $(get "$LIVE/trial/token") in
+        '')
+            if [ "$(now)" -ge "$(get "$LIVE/trial/deadline" 0)" ]; then
+                echo "the guard's deadline passed with nothing confirmed" | put "$LIVE/trial/why"
+                echo guard | put "$LIVE/trial/by"
+                echo undo | put "$LIVE/trial/token"
+                worker "ddops-settle-$SAFE" _undo "$UNIT" "$run"
+            fi
+            ;;
+        confirm) worker "ddops-settle-$SAFE" _confirm "$UNIT" "$run" ;; # half finished: forward
+        undo) worker "ddops-settle-$SAFE" _undo "$UNIT" "$run" ;;
+    esac
+}
+
+# ---------------------------------------------------------------- stage, revoke, switch
+check_unit() {
+    names "$1"
+    dir=$(mktemp -d)
+    cat > "$dir/$UNIT"
+    said=$(systemd-analyze verify --recursive-errors=no "$dir/$UNIT" 2>&1) || { rm -rf "$dir"; fail 65 "$said"; }
+    rm -rf "$dir"
+    if printf '%s\n' "$said" | grep -F "$UNIT" >&2; then exit 65; fi
+}
+store() { # DIGEST FILE: units are kept by sha256
+    [ "$(digest_of "$2")" = "$1" ] || fail 65 "the unit arrived damaged: $(digest_of "$2") instead of $1"
+    put "$KEEP/units/$1" < "$2"
+}
+stage() {
+    names "$1"; run=$2; digest=$3
+    locked; holds "$run"; open_trial "$run"
+    if [ "$(get "$LIVE/trial/digest")" = "$digest" ] && [ "$(digest_of "$TRIAL")" = "$digest" ]; then return 0; fi
+    read -r unit_64; read -r fence_64; read -r line_64
+    printf %s "$unit_64" | base64 -d > "$LIVE/trial/unit"
+    store "$digest" "$LIVE/trial/unit"
+    append_once attempt "$run" "$(printf %s "$line_64" | base64 -d)"
+    echo "$digest" | put "$LIVE/trial/digest"
+    mkdir -p "$CONTROL" "$(dirname "$FENCE")"
+    if [ -n "$fence_64" ] && [ "$fence_64" != - ]; then printf %s "$fence_64" | base64 -d | put "$FENCE"; fi
+    put "$TRIAL" < "$LIVE/trial/unit"
+    systemctl daemon-reload
+    [ "$(show FragmentPath)" = "$TRIAL" ] || fail 65 "systemd loads $UNIT from $(show FragmentPath), not from the trial"
+    echo staged | put "$LIVE/trial/step"
+}
+to_etc() { # FILE: write, fsync, rename, fsync the folder
+    cp "$1" "/etc/systemd/system/.$UNIT.ddops"
+    chmod 644 "/etc/systemd/system/.$UNIT.ddops"
+    sync "/etc/systemd/system/.$UNIT.ddops" 2>/dev/null || sync
+    mv -f "/etc/systemd/system/.$UNIT.ddops" "$ETC"
+    sync /etc/systemd/system 2>/dev/null || sync
+}
+revoke() {
+    names "$1"; run=$2; digest=$3
+    locked; holds "$run"; open_trial "$run"
+    [ -f "$KEEP/units/$digest" ] || fail 66 "no stored unit $digest"
+    [ "$(digest_of "$KEEP/units/$digest")" = "$digest" ] || fail 65 "the stored unit $digest is damaged"
+    append_once revoked "$run" "$(cat)"
+    to_etc "$KEEP/units/$digest"
+    echo "$digest" | put "$LIVE/trial/previous"
+    : | put "$LIVE/trial/revoked" # from here on an undo must restart: what runs has been revoked
+}
+group_busy() { # GROUP
+    if [ -z "$1" ]; then return 1; fi
+    for tree in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do
+        if [ -d "$tree$1" ] && [ -n "$(find "$tree$1" -name cgroup.procs -exec cat {} + 2>/dev/null)" ]; then return 0; fi
+    done
+    return 1
+}
+emptied() { # GROUP PORT FLOOR WAIT: 0 when the engine has really gone; else says what is left
+    until_then=$(($(now) + $4))
+    while :; do
+        left=
+        if group_busy "$1"; then left="processes are left in $1"; fi
+        owner=$(port_owner "$2")
+        if [ -n "$owner" ]; then left="port $2 is held by pid $owner ($(tr '\0' ' ' < "/proc/$owner/cmdline" 2>/dev/null | cut -c1-80))"; fi
+        if [ "$3" -gt 0 ]; then
+            free=$(gpu_free)
+            if [ -n "$free" ] && [ "$free" -lt "$3" ]; then left="GPU memory free is $free MiB, below $3"; fi
+        fi
+        if [ -z "$left" ]; then return 0; fi
+        if [ "$(now)" -ge "$until_then" ]; then echo "$left"; return 1; fi
+        sleep 0.2
+    done
+}
+restart_clean() { # PORT FLOOR WAIT: the same order for a switch and for an undo; prints the fault, if any
+    group=$(show ControlGroup)
+    systemctl stop "$UNIT"
+    systemctl reset-failed "$UNIT" 2>/dev/null || true
+    if ! emptied "$group" "$1" "$2" "$3"; then return 1; fi
+    systemctl start --no-block "$UNIT"
+}
+switch() {
+    names "$1"; run=$2
+    locked; holds "$run"; open_trial "$run"
+    case $(get "$LIVE/trial/step") in
+        staged) ;;
+        armed) fail 66 "nothing is staged" ;;
+        *) return 0 ;; # under way or done: never twice
+    esac
+    echo "$3" | put "$LIVE/trial/port"; echo "$4" | put "$LIVE/trial/floor"; echo "$5" | put "$LIVE/trial/wait"
+    echo stopping | put "$LIVE/trial/step"
+    worker "ddops-switch-$SAFE" _switch "$UNIT" "$run"
+}
+_switch() {
+    names "$1"
+    if fault=$(restart_clean "$(get "$LIVE/trial/port")" "$(get "$LIVE/trial/floor")" "$(get "$LIVE/trial/wait")"); then
+        i=0
+        while [ -z "$(show InvocationID)" ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i + 1)); done
+        show InvocationID | put "$LIVE/trial/invocation"
+        echo started | put "$LIVE/trial/step"
+    else
+        echo "fault $fault" | put "$LIVE/trial/step"
+    fi
+}
+
+# ---------------------------------------------------------------- confirm and undo: one token, exactly one wins
+claim() { # KIND
+    mkdir "$LIVE/trial/claim" 2>/dev/null || fail 75 "too late: the trial is being settled ($(get "$LIVE/trial/token" unknown))"
+    echo "$1" | put "$LIVE/trial/token"
+}
+confirm() {
+    names "$1"; run=$2
+    locked
+    if [ "$(get "$LIVE/trial/run")" = "$run" ] && [ "$(get "$LIVE/trial/token")" = confirm ]; then return 0; fi
+    holds "$run"; open_trial "$run"
+    read -r proven_64; read -r confirmed_64
+    printf %s "$proven_64" | base64 -d | put "$LIVE/trial/proven"
+    printf %s "$confirmed_64" | base64 -d | put "$LIVE/trial/confirmed"
+    echo "$3" | put "$LIVE/trial/invocation"
+    echo "$4" | put "$LIVE/trial/proven_digest"
+    claim confirm
+    worker "ddops-settle-$SAFE" _confirm "$UNIT" "$run"
+}
+same_as_proven() { # prints what differs
+    want=$(get "$LIVE/trial/proven_digest")
+    if [ "$(show InvocationID)" != "$(get "$LIVE/trial/invocation")" ]; then echo "the engine was started anew since it was proven"; fi
+    if [ "$(show ActiveState)" != active ]; then echo "the engine is $(show ActiveState)"; fi
+    if [ "$(digest_of "$TRIAL")" != "$want" ]; then echo "the trial unit is not the proven one"; fi
+    if [ "$(show NeedDaemonReload)" != no ]; then echo "the loaded unit is not the one on disk"; fi
+}
+settle() { # OUTCOME: the last act of either side
+    echo "$1" | put "$LIVE/trial/outcome"
+    rm -rf "$LIVE/last"; mv "$LIVE/trial" "$LIVE/last"
+    systemctl stop --no-block "$GUARD.timer" 2>/dev/null || true
+}
+drop_trial() { rm -f "$TRIAL" "$FENCE"; rmdir "$CONTROL/$UNIT.d" 2>/dev/null || true; systemctl daemon-reload; }
+_confirm() {
+    names "$1"; run=$2
+    if [ ! -f "$LIVE/trial/promoted" ]; then
+        differs=$(same_as_proven)
+        if [ -n "$differs" ]; then
+            printf 'confirm refused: %s\n' "$differs" | put "$LIVE/trial/why"
+            echo confirm | put "$LIVE/trial/by"
+            echo undo | put "$LIVE/trial/token"
+            _undo "$UNIT" "$run"
+            return 0
+        fi
+        append_once proven "$run" "$(cat "$LIVE/trial/proven")"
+        to_etc "$KEEP/units/$(get "$LIVE/trial/proven_digest")"
+        : | put "$LIVE/trial/promoted"
+    fi
+    drop_trial
+    if [ -z "$(get "$LIVE/trial/previous")" ]; then systemctl enable --quiet "$UNIT" || true; fi
+    outcome=confirmed
+    if [ "$(show InvocationID)" != "$(get "$LIVE/trial/invocation")" ] || [ "$(show ActiveState)" != active ]; then
+        # It died between proof and promotion, and a promoted Restart= never revives the dead.
+        outcome=confirmed-restarted
+        systemctl start --no-block "$UNIT"
+    fi
+    append_once confirmed "$run" "$(cat "$LIVE/trial/confirmed")"
+    settle "$outcome"
+}
+undo() {
+    names "$1"; run=$2; by=$3
+    locked
+    if [ "$(get "$LIVE/trial/run")" = "$run" ] && [ "$(get "$LIVE/trial/token")" = undo ]; then return 0; fi
+    open_trial "$run"
+    head -c 2000 | tr -d '\000-\037"\\' | put "$LIVE/trial/why"
+    echo "$by" | put "$LIVE/trial/by"
+    echo "$4" | put "$LIVE/trial/port"; echo "$5" | put "$LIVE/trial/floor"; echo "$6" | put "$LIVE/trial/wait"
+    claim undo
+    worker "ddops-settle-$SAFE" _undo "$UNIT" "$run"
+}
+_undo() {
+    names "$1"; run=$2
+    systemctl stop "ddops-switch-$SAFE.service" 2>/dev/null || true
+    step=$(get "$LIVE/trial/step")
+    drop_trial
+    fault=
+    if [ -f "$ETC" ]; then
+        # Staged but never switched: what runs is still what ran before, untouched and as proven as it was.
+        case $step in
+            armed | staged) if [ -f "$LIVE/trial/revoked" ]; then step=switched; fi ;;
+        esac
+        case $step in
+            armed | staged) ;;
+            *) fault=$(restart_clean "$(get "$LIVE/trial/port" 0)" "$(get "$LIVE/trial/floor" 0)" "$(get "$LIVE/trial/wait" 60)") || systemctl start --no-block "$UNIT" || true ;;
+        esac
+    else
+        systemctl stop "$UNIT" 2>/dev/null || true
+        systemctl reset-failed "$UNIT" 2>/dev/null || true
+    fi
+    if [ -n "$fault" ]; then echo "$fault" | put "$LIVE/trial/fault"; fi
+    append_once undone "$run" "{\"v\":1,\"kind\":\"undone\",\"run\":\"$run\",\"time\":\"$(utc)\",\"digest\":\"$(get "$LIVE/trial/digest")\",\"boot\":\"$(cat /proc/sys/kernel/random/boot_id)\",\"by\":\"$(get "$LIVE/trial/by")\",\"why\":\"$(get "$LIVE/trial/why" | tr -d '\000-\037"\\')\",\"extra\":{\"restored\":\"$(digest_of "$ETC")\"}}"
+    settle undone
+}
+
+# ---------------------------------------------------------------- the rest
+record() { names "$1"; locked; holds "$2"; append "$(cat)"; }
+evidence() {
+    names "$1"
+    case $2 in *[!a-z0-9.-]* | '') fail 64 "not a run id: $2" ;; esac
+    put "$KEEP/evidence/$2.json"
+    # Old evidence goes first: the ledger keeps every verdict, the folder the newest 50 in full.
+    find "$KEEP/evidence" -name '*.json' -printf '%T@ %p\n' | sort -rn | awk 'NR > 50 { print $2 }' | xargs -r rm -f
+}
+logs() {
+    names "$1"
+    case $2 in *[!0-9a-f]* | '') fail 64 "not an invocation id: $2" ;; esac
+    journalctl -q -o cat --no-pager -n "$3" "_SYSTEMD_INVOCATION_ID=$2" + "INVOCATION_ID=$2"
+}
+release() {
+    dir=$1; version=$2; want=$3
+    case $dir in /*) ;; *) fail 64 "not an absolute folder: $dir" ;; esac
+    case $version in *[!A-Za-z0-9_.+-]* | .* | '') fail 64 "not a release name: $version" ;; esac
+    mkdir -p "$dir"
+    if [ -f "$dir/$version/SHA256SUMS" ] && [ "$(digest_of "$dir/$version/SHA256SUMS")" = "$want" ] \
+        && (cd "$dir/$version" && sha256sum --quiet -c SHA256SUMS > /dev/null 2>&1); then
+        cat > /dev/null; echo "present"; return 0
+    fi
+    [ ! -e "$dir/$version" ] || fail 73 "$dir/$version exists and is another release"
+    part=$dir/.$version.partial
+    rm -rf "$part"; mkdir "$part"
+    tar -x -f - -C "$part" --no-same-owner || { rm -rf "$part"; fail 69 "the release could not be unpacked below $dir (no room?)"; }
+    [ "$(digest_of "$part/SHA256SUMS")" = "$want" ] || { rm -rf "$part"; fail 65 "the release arrived damaged: its SHA256SUMS differs"; }
+    (cd "$part" && sha256sum --quiet -c SHA256SUMS) >&2 || { rm -rf "$part"; fail 65 "a file of the release arrived damaged"; }
+    sync -f "$part" 2>/dev/null || sync
+    mv -T "$part" "$dir/$version"
+    echo "installed"
+}
+
+verb=${1:?usage: see the head of this file}; shift
+case $verb in
+    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | record | evidence | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
+    check-unit) check_unit "$@" ;;
+    trial) names "$1"; trial_lines; systemctl show "$UNIT" -p ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,StatusText,ExecMainStatus,ExecMainCode,FragmentPath,NeedDaemonReload | sed 's/^/show./; s/=/ /'; echo "uptime $(cut -d' ' -f1 /proc/uptime)" ;;
+    *) fail 64 "no verb $verb" ;;
+esac
