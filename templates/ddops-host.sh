@@ -51,8 +51,13 @@ names() { # sets every path of UNIT; refuses a name that could leave its folder
     FENCE=$CONTROL/$UNIT.d/90-ddops-fence.conf
     SAFE=$(printf %s "${UNIT%.service}" | tr '@:' '__')
     GUARD=ddops-guard-$SAFE
-    mkdir -p "$KEEP/units" "$KEEP/evidence" "$LIVE"
-    chmod 755 /var/lib/ddops "$KEEP" "$LIVE"
+    case $verb in
+        observe | trial | logs | check-unit) ;; # looking changes nothing
+        *)
+            mkdir -p "$KEEP/units" "$KEEP/evidence" "$LIVE"
+            chmod 755 /var/lib/ddops "$KEEP" /run/ddops "$LIVE"
+            ;;
+    esac
 }
 
 locked() { # one short critical section at a time; ends with the process or unlocked
@@ -333,11 +338,8 @@ _switch() {
     fi
 }
 
-# ---------------------------------------------------------------- confirm and undo: one token, exactly one wins
-claim() { # KIND
-    mkdir "$LIVE/trial/claim" 2>/dev/null || fail 75 "too late: the trial is being settled ($(get "$LIVE/trial/token" unknown))"
-    echo "$1" | put "$LIVE/trial/token"
-}
+# ---------------------------------------------------------------- confirm and undo: one token (written under
+# the lock, never taken back by the other side), exactly one wins
 confirm() {
     names "$1"; run=$2
     locked
@@ -348,7 +350,7 @@ confirm() {
     printf %s "$confirmed_64" | base64 -d | put "$LIVE/trial/confirmed"
     echo "$3" | put "$LIVE/trial/invocation"
     echo "$4" | put "$LIVE/trial/proven_digest"
-    claim confirm
+    echo confirm | put "$LIVE/trial/token"
     worker "ddops-settle-$SAFE" _confirm "$UNIT" "$run"
 }
 same_as_proven() { # prints what differs
@@ -398,7 +400,7 @@ undo() {
     head -c 2000 | tr -d '\000-\037"\\' | put "$LIVE/trial/why"
     echo "$by" | put "$LIVE/trial/by"
     echo "$4" | put "$LIVE/trial/port"; echo "$5" | put "$LIVE/trial/floor"; echo "$6" | put "$LIVE/trial/wait"
-    claim undo
+    echo undo | put "$LIVE/trial/token"
     worker "ddops-settle-$SAFE" _undo "$UNIT" "$run"
 }
 _undo() {
