@@ -123,7 +123,9 @@ def confirm(unit: str, run: str, invocation: str, digest: str, proven: bytes, co
     return _host("confirm", unit, run, invocation, digest, stdin=_lines(proven, confirmed))
 
 
-def undo(unit: str, run: str, by: str, port: int, memory_floor_mib: int, wait_seconds: int, why: str) -> Command:
+def undo(
+    unit: str, run: str, by: str, port: int, memory_floor_mib: int, wait_seconds: int, why: str
+) -> Command:
     return _host("undo", unit, run, by, port, memory_floor_mib, wait_seconds, stdin=why.encode())
 
 
@@ -150,7 +152,14 @@ def release(folder: str, version: str, manifest_digest: str, tar: bytes) -> Comm
 def python_check(python: str, release_folder: str) -> Command:
     """Does the host's own Python run the engine of that release? One JSON object on stdout."""
     return Command(
-        ("env", f"PYTHONPATH={release_folder}", "PYTHONDONTWRITEBYTECODE=1", python, "-m", "ddtree_engine.selfcheck"),
+        (
+            "env",
+            f"PYTHONPATH={release_folder}",
+            "PYTHONDONTWRITEBYTECODE=1",
+            python,
+            "-m",
+            "ddtree_engine.selfcheck",
+        ),
         deadline_seconds=120.0,
         privileged=False,
     )

@@ -91,7 +91,10 @@ class Trial:
     previous: str  # digest in /etc when the guard was armed; "" when there was none
     token: str  # "" (open), "confirm" or "undo"
     guard_in_seconds: float  # until the guard undoes; negative: due
-    outcome: str = ""  # "", "confirmed", "undone"
+    outcome: str = ""  # "", "confirmed", "confirmed-restarted", "undone"
+    open: bool = False  # False: settled, this is the last one
+    step: str = ""  # armed staged stopping started "fault ..."
+    invocation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +127,12 @@ class Observed:
     gpu: Gpu | None = None
     arch: str = "cpu"  # gpu.arch, else "cpu"
     disk_free_mib: dict[str, int] = field(default_factory=dict)  # path -> MiB
-    port_owner: int | None = None  # a listener on the engine's port that is not in the unit's cgroup: its pid (0: unknown)
+    port_owner: int | None = (
+        None  # a listener on the engine's port that is not in the unit's cgroup: its pid (0: unknown)
+    )
     releases: tuple[str, ...] = ()
     script_digest: str = ""  # sha256 of the installed ddops-host script; "" when absent
     fence_works: bool = True
+    addresses: tuple[str, ...] = ()  # the host's own, without prefix length
     notes: tuple[str, ...] = ()  # "ledger line 7 is torn", ...
     loaded_fragment: bytes | None = None  # the bytes at unit.fragment_path
