@@ -36,6 +36,19 @@ class Command:
     privileged: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What must be free before an engine starts: its port, GPU memory (MiB; 0: don't look), in how long."""
+
+    port: int
+    memory_floor_mib: int = 0
+    wait_seconds: int = 60
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        return self.port, self.memory_floor_mib, self.wait_seconds
+
+
 @cache
 def script() -> bytes:
     """The host script's bytes, from the wheel or from a checkout."""
@@ -115,18 +128,16 @@ def revoke(unit: str, run: str, digest: str, entry: bytes) -> Command:
     return _host("revoke", unit, run, digest, stdin=entry)
 
 
-def switch(unit: str, run: str, port: int, memory_floor_mib: int, wait_seconds: int) -> Command:
-    return _host("switch", unit, run, port, memory_floor_mib, wait_seconds)
+def switch(unit: str, run: str, room: Room) -> Command:
+    return _host("switch", unit, run, *room.words)
 
 
 def confirm(unit: str, run: str, invocation: str, digest: str, proven: bytes, confirmed: bytes) -> Command:
     return _host("confirm", unit, run, invocation, digest, stdin=_lines(proven, confirmed))
 
 
-def undo(
-    unit: str, run: str, by: str, port: int, memory_floor_mib: int, wait_seconds: int, why: str
-) -> Command:
-    return _host("undo", unit, run, by, port, memory_floor_mib, wait_seconds, stdin=why.encode())
+def undo(unit: str, run: str, by: str, room: Room, why: str) -> Command:
+    return _host("undo", unit, run, by, *room.words, stdin=why.encode())
 
 
 def trial(unit: str) -> Command:
@@ -139,6 +150,14 @@ def record(unit: str, run: str, entry: bytes) -> Command:
 
 def evidence(unit: str, run: str, document: bytes) -> Command:
     return _host("evidence", unit, run, stdin=document, deadline=60.0)
+
+
+def stored(unit: str, digest: str) -> Command:
+    return _host("stored", unit, digest)
+
+
+def keep(unit: str, run: str) -> Command:
+    return _host("keep", unit, run)
 
 
 def logs(unit: str, invocation: str, lines: int) -> Command:

@@ -64,7 +64,7 @@ def look(remote: Remote, config: HostConfig) -> Observed:
         result = remote.run(command.argv, stdin=command.stdin, deadline=command.deadline_seconds, sudo=False)
     if result.status != 0:
         raise RemoteFailed(
-            f"{config.name} could not be observed: {_last_line(result.stderr) or f'exit status {result.status}'}",
+            f"{config.name} could not be observed: {_last_line(result.stderr) or result.status}",
             status=result.status,
             stderr=result.stderr.decode(errors="replace"),
             means="nothing was changed",
@@ -108,10 +108,10 @@ def parse(host: str, text: str) -> Observed:
     )
 
 
-def parse_trial(text: str) -> tuple[Trial | None, UnitState, str]:
-    """The answer of `ddops-host trial`: the trial, the unit, and the step the trial has reached."""
+def parse_trial(text: str) -> tuple[Trial | None, UnitState]:
+    """The answer of `ddops-host trial`: the trial (open or the last one) and the unit."""
     facts = _Facts(text)
-    return trial(facts), unit_state(facts), facts.text("trial.step")
+    return trial(facts), unit_state(facts)
 
 
 def unit_state(facts: _Facts) -> UnitState:
@@ -180,11 +180,10 @@ def _disks(lines: Iterable[str]) -> dict[str, int]:
 
 
 def _argv(cmdline: bytes) -> tuple[str, ...]:
-    return (
-        tuple(word.decode(errors="surrogateescape") for word in cmdline.rstrip(b"\0").split(b"\0"))
-        if cmdline
-        else ()
-    )
+    if not cmdline:
+        return ()
+    words = cmdline.removesuffix(b"\0").split(b"\0")
+    return tuple(word.decode(errors="surrogateescape") for word in words)
 
 
 def _leading_integer(text: str) -> int:

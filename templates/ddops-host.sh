@@ -17,6 +17,8 @@
 #   ddops-host trial UNIT                        where the trial stands
 #   ddops-host record UNIT RUN                   stdin: a ledger line
 #   ddops-host evidence UNIT RUN                 stdin: the full evidence of a verdict, kept beside the ledger
+#   ddops-host stored UNIT DIGEST                a unit kept by its sha256
+#   ddops-host keep UNIT RUN                     keep what is in /etc now by its sha256
 #   ddops-host logs UNIT INVOCATION LINES        the journal of one start only
 #   ddops-host release DIR VERSION MANIFEST_SHA256 [PREFIX...]  stdin: tar with SHA256SUMS, checked before it counts
 set -eu
@@ -52,7 +54,7 @@ names() { # sets every path of UNIT; refuses a name that could leave its folder
     SAFE=$(printf %s "${UNIT%.service}" | tr '@:' '__')
     GUARD=ddops-guard-$SAFE
     case $verb in
-        observe | trial | logs | check-unit) ;; # looking changes nothing
+        observe | trial | logs | check-unit | stored) ;; # looking changes nothing
         *)
             mkdir -p "$KEEP/units" "$KEEP/evidence" "$LIVE"
             chmod 755 /var/lib/ddops "$KEEP" /run/ddops "$LIVE"
@@ -436,6 +438,17 @@ evidence() {
     # Old evidence goes first: the ledger keeps every verdict, the folder the newest 50 in full.
     find "$KEEP/evidence" -name '*.json' -printf '%T@ %p\n' | sort -rn | awk 'NR > 50 { print $2 }' | xargs -r rm -f
 }
+stored() {
+    names "$1"
+    case $2 in *[!0-9a-f]* | '') fail 64 "not a digest: $2" ;; esac
+    [ "$(digest_of "$KEEP/units/$2")" = "$2" ] || fail 66 "no sound copy of unit $2 is kept"
+    cat "$KEEP/units/$2"
+}
+keep() {
+    names "$1"; locked; holds "$2"
+    [ -f "$ETC" ] || fail 66 "$ETC does not exist"
+    put "$KEEP/units/$(digest_of "$ETC")" < "$ETC"
+}
 logs() {
     names "$1"
     case $2 in *[!0-9a-f]* | '') fail 64 "not an invocation id: $2" ;; esac
@@ -463,7 +476,7 @@ release() {
 
 verb=${1:?usage: see the head of this file}; shift
 case $verb in
-    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | record | evidence | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
+    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | record | evidence | stored | keep | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
     check-unit) check_unit "$@" ;;
     trial) names "$1"; trial_lines; systemctl show "$UNIT" -p ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,StatusText,ExecMainStatus,ExecMainCode,FragmentPath,NeedDaemonReload | sed 's/^/show./; s/=/ /'; echo "uptime $(cut -d' ' -f1 /proc/uptime)" ;;
     *) fail 64 "no verb $verb" ;;

@@ -1,0 +1,61 @@
+# The one front door. Everything here runs from a clean checkout; nothing else needs to be prepared.
+#   make setup    virtual environment, Debian packages, both distributions
+#   make test     set-up, then every test (lab tests on real hosts included)
+#   make check    ruff, mypy --strict, fast tests
+#   make demo     the main job on three real lab hosts, as a transcript
+SHELL := /bin/bash
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT_PACKAGES := systemd openssh-server openssh-client iproute2 util-linux sudo uidmap
+
+.PHONY: setup test test-fast test-lab check format demo detect bench-engine bench-engine-gpu clean packages
+
+setup: $(VENV)/.ready packages
+
+packages:
+	@.ci/packages $(APT_PACKAGES)
+
+# pip takes a CPU build of the pinned torch where one is at hand; see docs/getting-started.md for other machines.
+$(VENV)/.ready: pyproject.toml engine/pyproject.toml requirements.txt
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or later was found"; echo "hint:  install one, or: make PYTHON=/path/to/python3"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { .ci/packages python3-venv; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e engine -e .
+	@touch $@
+
+test: setup
+	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract
+	$(SUDO) $(BIN)/python -m pytest -q tests/lab
+
+test-fast: setup
+	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract -m "not slow"
+
+test-lab: setup
+	$(SUDO) $(BIN)/python -m pytest -q tests/lab
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract -m "not slow"
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: setup
+	@$(SUDO) $(BIN)/ddops demo
+
+detect: setup
+	$(BIN)/python -m ddops.prove.detect --out docs/detection.md
+
+bench-engine: setup
+	$(BIN)/python engine/benchmarks/bench_engine.py
+
+bench-engine-gpu:
+	$(PYTHON) engine/benchmarks/bench_engine.py --device cuda
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

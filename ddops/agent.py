@@ -1,0 +1,211 @@
+"""The host script over one connection, as methods. It survives a lost connection; it decides nothing.
+
+Every verb of the host script looks at the state before it acts, so asking again after a reconnect is
+asking the host, not repeating a step blindly.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from ddops import commands, ledger, observe
+from ddops.commands import Command
+from ddops.errors import ConnectionLost, DdopsError, Locked, Refused, RemoteFailed, RemoteTimeout
+from ddops.state import Entry, Observed, Trial, UnitState
+
+if TYPE_CHECKING:
+    from ddops.hosts import Remote, Result
+    from ddops.inventory import HostConfig
+    from ddops.journal import Journal
+
+RECONNECT_SECONDS = 60.0
+T = TypeVar("T")
+
+
+class TooLate(DdopsError):
+    """The other side (the guard, another operator) has claimed the trial first."""
+
+
+class Agent:
+    """One host, one unit, one run.
+
+    Args:
+        remote: an open connection; reconnected here when it breaks.
+        config: the host's resolved inventory.
+        run: the run's id; the host tells runs apart by it.
+        journal: where reconnects are reported.
+    """
+
+    def __init__(self, remote: Remote, config: HostConfig, run: str, journal: Journal) -> None:
+        self.remote = remote
+        self.config = config
+        self.run = run
+        self.unit = config.engine.unit
+        self._journal = journal
+        self._reconnecting = threading.Lock()
+
+    # ------------------------------------------------------------ asking
+    def call(self, command: Command) -> Result:
+        """Run one command and map the host script's statuses to errors.
+
+        Raises:
+            Locked: another run holds the host. TooLate: the trial is being settled by the other side.
+            Refused: no room, or a unit systemd does not accept. RemoteFailed: anything else.
+            ConnectionLost, RemoteTimeout: the host stayed away for RECONNECT_SECONDS.
+        """
+        result = self.patiently(
+            lambda: self.remote.run(
+                command.argv,
+                stdin=command.stdin,
+                deadline=command.deadline_seconds,
+                sudo=command.privileged,
+            )
+        )
+        if result.status != 0:
+            raise self._error(command, result)
+        return result
+
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """Ask; when the connection breaks, reconnect and ask again until RECONNECT_SECONDS are over."""
+        give_up = time.monotonic() + RECONNECT_SECONDS
+        while True:
+            try:
+                return ask()
+            except (ConnectionLost, RemoteTimeout) as lost:
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    raise
+                self._reconnect(left, lost)
+
+    def _reconnect(self, seconds: float, lost: DdopsError) -> None:
+        with self._reconnecting:
+            if self.remote.alive(timeout=5.0):
+                return  # another thread has done it
+            self._journal.emit("warning", host=self.config.name, text=f"{lost.what}; reconnecting")
+            self.remote.reconnect(deadline=seconds)
+
+    def _error(self, command: Command, result: Result) -> DdopsError:
+        said = result.stderr.decode(errors="replace").strip()
+        verb = " ".join(command.argv[1:2])
+        name = self.config.name
+        match result.status:
+            case commands.HELD:
+                return locked(name, self.unit, said)
+            case commands.TOO_LATE:
+                return TooLate(f"{name}: {said}")
+            case commands.INVALID_UNIT:
+                return Refused(
+                    f"{name}: systemd does not accept the unit: {said}",
+                    means="warnings count as errors here; nothing was started",
+                )
+            case commands.NO_ROOM:
+                return Refused(f"{name}: {said}", means="nothing was changed", hint="free disk space and repeat")
+        if "No space left on device" in said:
+            return Refused(
+                f"{name}: no space left on the device", means=said.splitlines()[-1], hint="free disk space"
+            )
+        what = said.splitlines()[-1] if said else f"exit status {result.status}"
+        return RemoteFailed(f"{name}: ddops-host {verb} failed: {what}", status=result.status, stderr=said)
+
+    def look(self) -> Observed:
+        return self.patiently(lambda: observe.look(self.remote, self.config))
+
+    def trial(self) -> tuple[Trial | None, UnitState]:
+        result = self.call(commands.trial(self.unit))
+        return observe.parse_trial(result.stdout.decode(errors="replace"))
+
+    def logs(self, invocation: str, lines: int = 200) -> list[str]:
+        """The journal of one start only, oldest first; empty when there was no such start."""
+        if not invocation:
+            return []
+        result = self.call(commands.logs(self.unit, invocation, lines))
+        return result.stdout.decode(errors="replace").splitlines()
+
+    # ------------------------------------------------------------ acting
+    def record(self, entry: Entry) -> None:
+        self.call(commands.record(self.unit, self.run, ledger.to_line(entry)))
+
+    def lease(self, holder: str) -> Lease:
+        return Lease(self, holder, self.config.guard.seconds)
+
+    def heartbeat(self, on_taken: Callable[[], None]) -> Heartbeat:
+        return Heartbeat(self, self.config.guard.seconds, on_taken)
+
+
+def locked(host: str, unit: str, holder: str) -> Locked:
+    """The error for a host that is held; `holder` is what the holder wrote into the lease."""
+    first = holder.splitlines()[0] if holder else "another run"
+    return Locked(
+        f"{host} is held: {first}",
+        means="nothing was changed here; two runs never touch one host at a time",
+        hint=f"wait for it, or, when its controller is gone: ddops resume --host {host} (unit {unit})",
+    )
+
+
+class Lease:
+    """The host is ours from here to the end of the run, proof of a restored configuration included."""
+
+    def __init__(self, agent: Agent, holder: str, seconds: int) -> None:
+        self._agent = agent
+        self._holder = holder
+        self._seconds = seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="ddops-lease", daemon=True)
+
+    def __enter__(self) -> Lease:
+        agent = self._agent
+        agent.call(commands.lease_take(agent.unit, agent.run, self._seconds, self._holder))
+        self._thread.start()
+        return self
+
+    def _beat(self) -> None:
+        agent = self._agent
+        while not self._stop.wait(self._seconds / 4):
+            try:
+                agent.call(commands.lease_beat(agent.unit, agent.run, self._seconds))
+            except DdopsError:
+                continue  # the main thread meets the same trouble and reports it; the lease runs out by itself
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        agent = self._agent
+        try:
+            agent.call(commands.lease_drop(agent.unit, agent.run))
+        except DdopsError as problem:
+            text = f"the lease was not given back ({problem.what}); it expires in {self._seconds} s"
+            agent._journal.emit("warning", host=agent.config.name, text=text)
+        self._thread.join(timeout=5.0)
+
+
+class Heartbeat:
+    """Keeps the guard's deadline ahead while the controller lives; says so when the trial was taken."""
+
+    def __init__(self, agent: Agent, seconds: int, on_taken: Callable[[], None]) -> None:
+        self._agent = agent
+        self._seconds = seconds
+        self._on_taken = on_taken
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="ddops-heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def _beat(self) -> None:
+        agent = self._agent
+        # Four tries fit into one deadline: a single lost packet must not undo a healthy trial.
+        while not self._stop.wait(self._seconds / 4):
+            try:
+                agent.call(commands.extend(agent.unit, agent.run, self._seconds))
+            except (TooLate, RemoteFailed, Locked):
+                self._on_taken()
+                return
+            except DdopsError:
+                continue
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)

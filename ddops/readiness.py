@@ -1,0 +1,150 @@
+"""Wait until an engine can really serve, or has really died. It starts and stops nothing.
+
+Ready means: `/health` answers 200 *and* one real generation came back. A listed model is not readiness,
+and a unit that systemd calls active may be nothing but a process.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddops.errors import DdopsError
+from ddops.state import UnitState
+
+if TYPE_CHECKING:
+    from ddops.agent import Agent
+    from ddops.journal import Journal
+    from ddops.prove.client import EngineClient
+
+# Health is asked often over the open connection (a few ms each), so that ready is seen within 0.3 s;
+# the unit is asked less often, since every look starts a process on the host.
+HEALTH_SECONDS = 0.2
+UNIT_SECONDS = 1.0
+LOG_LINES = 200
+
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine answered a real request."""
+
+    seconds: float
+    invocation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The start ended for good: what systemd says, what the log says, and whether the host is to blame.
+
+    `environment` is True for faults that say nothing about the configuration (out of memory, a port that
+    is taken): they never make it known-bad.
+    """
+
+    seconds: float
+    why: str
+    lines: tuple[str, ...] = ()
+    environment: bool = False
+    hung: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The guard, or another operator, has settled the trial while we waited."""
+
+
+def fraction_of(status: str) -> float | None:
+    """`loading weights 41 %` -> 0.41; None when the status names no percentage."""
+    found = _PERCENT.search(status)
+    if found is None:
+        return None
+    return min(1.0, float(found.group(1)) / 100)
+
+
+def wait(
+    agent: Agent,
+    client: EngineClient,
+    journal: Journal,
+    *,
+    invocation: str,
+    budget_seconds: float,
+    trial: bool,
+) -> Ready | Died | Taken:
+    """Poll until the start with this invocation is ready, dead, taken, or out of time.
+
+    Args:
+        invocation: the start that counts; another one means a restart, which a trial never has.
+            "" takes whatever start is current.
+        budget_seconds: the one number that bounds the whole wait.
+        trial: True while an undecided trial of ours runs; it may be taken from us.
+    """
+    begun = time.monotonic()
+    next_look = 0.0
+    unit = UnitState()
+    while (elapsed := time.monotonic() - begun) < budget_seconds:
+        if elapsed >= next_look:
+            state, unit = agent.trial()
+            next_look = elapsed + UNIT_SECONDS
+            if trial and (state is None or not state.open or state.token):
+                return Taken()
+            invocation = invocation or unit.invocation_id
+            _show(journal, agent.config.name, unit, elapsed, budget_seconds)
+            if death := _death(unit, invocation):
+                return died(agent, invocation, death, elapsed)
+        if client.healthy(timeout=5.0) and client.answers(timeout=agent.config.ready.probe_timeout_seconds):
+            return Ready(time.monotonic() - begun, invocation)
+        time.sleep(HEALTH_SECONDS)
+    said = unit.status_text or unit.sub_state
+    why = f"not ready after {budget_seconds:.0f} s (last status: {said})"
+    return died(agent, invocation, why, budget_seconds, hung=True)
+
+
+def _show(journal: Journal, host: str, unit: UnitState, elapsed: float, budget: float) -> None:
+    text = unit.status_text or f"{unit.active_state} ({unit.sub_state})"
+    journal.emit(
+        "phase", host=host, text=text, fraction=fraction_of(unit.status_text), elapsed=elapsed, budget=budget
+    )
+
+
+def _death(unit: UnitState, invocation: str) -> str:
+    """Why this start has ended, or "" while it has not."""
+    if invocation and unit.invocation_id and unit.invocation_id != invocation:
+        return "the engine was started anew while it was waited for"
+    if unit.active_state == "failed" or unit.sub_state == "auto-restart":
+        return f"the engine ended ({_ended(unit)})"
+    if unit.active_state == "inactive" and invocation:
+        return f"the engine stopped ({_ended(unit)})"
+    return ""
+
+
+# systemd's own set-up failures, systemd.exec(5): the engine never ran.
+_SETUP = {200: "chdir", 203: "exec", 208: "stdin", 209: "stdout", 214: "cpu", 217: "user", 226: "namespace"}
+_SETUP |= {216: "group", 218: "capabilities", 228: "seccomp", 231: "bus", 238: "state directory", 243: "credentials"}
+
+
+def _ended(unit: UnitState) -> str:
+    if unit.exec_main_code in (2, 3):  # CLD_KILLED, CLD_DUMPED
+        return f"{unit.result}, signal {unit.exec_main_status}"
+    if unit.exec_main_status in _SETUP:
+        return f"systemd could not set it up: {_SETUP[unit.exec_main_status]}, status {unit.exec_main_status}"
+    return f"{unit.result}, exit status {unit.exec_main_status}"
+
+
+def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool = False) -> Died:
+    """Say what this start's own log lines mean; a log that can't be read takes nothing away from `why`."""
+    from ddops.engines import PROFILES
+
+    try:
+        lines = agent.logs(invocation, LOG_LINES)
+    except DdopsError as problem:
+        return Died(seconds, f"{why}; its log could not be read: {problem.what}", hung=hung)
+    findings = PROFILES[agent.config.engine.kind].classify_log(lines)
+    if findings:
+        worst = findings[-1]
+        return Died(
+            seconds, f"{why}: {worst.meaning} ({worst.line.strip()[:200]})", tuple(lines[-20:]), worst.environment, hung
+        )
+    return Died(seconds, why, tuple(lines[-20:]), hung=hung)
