@@ -102,7 +102,9 @@ class Agent:
                     means="warnings count as errors here; nothing was started",
                 )
             case commands.NO_ROOM:
-                return Refused(f"{name}: {said}", means="nothing was changed", hint="free disk space and repeat")
+                return Refused(
+                    f"{name}: {said}", means="nothing was changed", hint="free disk space and repeat"
+                )
         if "No space left on device" in said:
             return Refused(
                 f"{name}: no space left on the device", means=said.splitlines()[-1], hint="free disk space"

@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddops import commands
+from ddops import __version__, commands
 from ddops.errors import Refused, RemoteFailed, UsageError
 from ddops.state import Observed
 
 if TYPE_CHECKING:
     from ddops.agent import Agent
     from ddops.journal import Journal
+    from ddops.outcome import Outcome
+    from ddops.transaction import Options
 
 PACKAGE = "ddtree_engine"
+SYSTEMD = 250  # /run/systemd/system.control before /etc; tried on 252 and 257
 _KEPT = (".py", ".json", ".safetensors", ".jinja", ".md", ".txt")
 _VERSION = re.compile(r'^__version__\s*=\s*"([^"]+)"', re.MULTILINE)
 
@@ -160,3 +163,50 @@ def check_python(agent: Agent, journal: Journal) -> None:
         hint="python3 -m venv /opt/ddtree/python && /opt/ddtree/python/bin/pip install torch numpy safetensors "
         "tokenizers jinja2 starlette uvicorn prometheus-client, then set engine.python in the inventory",
     )
+
+
+def install_host(agent: Agent, journal: Journal, options: Options, source: str | None) -> Outcome:
+    """Everything `ddops install` does on one host.
+
+    The host script, the release, a check of the host's Python, and then the first unit through the same
+    transaction as any change: it counts as last known good only once it is proven.
+    """
+    from ddops.plan import Request
+    from ddops.transaction import Transaction
+
+    name = agent.config.name
+    observed = agent.look()
+    if observed.systemd < SYSTEMD:
+        raise Refused(
+            f"{name} runs systemd {observed.systemd}",
+            means=f"a trial that a reboot undoes needs systemd {SYSTEMD} or later; nothing was installed",
+        )
+    with journal.step(name, "host script"):
+        put_script(agent, observed)
+    if agent.config.engine.kind == "ddtree":
+        _engine_release(agent, journal, observed, source)
+    return Transaction(agent, journal, options).reconfigure(Request())
+
+
+def _engine_release(agent: Agent, journal: Journal, observed: Observed, source: str | None) -> None:
+    engine = agent.config.engine
+    if not engine.release:
+        raise UsageError(
+            "engine.release names no release",
+            means="nothing was installed",
+            hint=f"set it in the inventory, such as release: {__version__}",
+        )
+    folder = Path(source or engine.source).expanduser() if source or engine.source else default_source()
+    if folder is None:
+        if engine.release in observed.releases:
+            return
+        raise UsageError(
+            f"release {engine.release} is not on {agent.config.name} and no engine to push was found",
+            means="nothing was started",
+            hint="--release PATH: the engine's folder or its wheel",
+        )
+    with journal.step(agent.config.name, "engine release"):
+        put_release(agent, pack(folder))
+    with journal.step(agent.config.name, "host's Python"):
+        check_python(agent, journal)
+

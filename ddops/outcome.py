@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ddops.errors import Exit
+from ddops.errors import DdopsError, Exit
 
 
 class Result(StrEnum):
@@ -62,3 +62,32 @@ class Outcome:
     @property
     def exit(self) -> Exit:
         return self.exit_override if self.exit_override is not None else _EXITS[self.result]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the journal's `outcome` event and --json carry it."""
+        return {
+            "result": str(self.result),
+            "exit": int(self.exit),
+            "what": self.what,
+            "means": self.means,
+            "hint": self.hint,
+            "facts": self.facts,
+        }
+
+
+def from_error(host: str, problem: DdopsError) -> Outcome:
+    """The outcome an expected error stands for."""
+    results = {
+        Exit.REFUSED: Result.REFUSED,
+        Exit.UNKNOWN: Result.UNKNOWN,
+        Exit.LOCKED: Result.LOCKED,
+        Exit.HOST_KEY: Result.HOST_KEY,
+        Exit.RESTORE_FAILED: Result.RESTORE_FAILED,
+        Exit.INCONCLUSIVE: Result.INCONCLUSIVE,
+        Exit.SIGINT: Result.INTERRUPTED,
+        Exit.SIGTERM: Result.INTERRUPTED,
+    }
+    result = results.get(problem.exit, Result.REFUSED)
+    return Outcome(
+        host, result, problem.what, means=problem.means, hint=problem.hint, exit_override=problem.exit
+    )

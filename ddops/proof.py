@@ -42,7 +42,9 @@ def client(agent: Agent) -> Iterator[EngineClient]:
 
     engine = agent.config.engine
     with agent.remote.http(engine.port) as http:
-        yield EngineClient(http, PROFILES[engine.kind], api_key=_api_key(agent), model=engine.served_model_name)
+        yield EngineClient(
+            http, PROFILES[engine.kind], api_key=_api_key(agent), model=engine.served_model_name
+        )
 
 
 def _api_key(agent: Agent) -> str | None:
@@ -84,7 +86,9 @@ def prove(
             break  # the connection held: what the battery says is about the engine
         agent.look()  # reconnects, or raises when the host stays away
         check()
-        journal.emit("warning", host=agent.config.name, text="the connection broke in mid-proof; proving anew")
+        journal.emit(
+            "warning", host=agent.config.name, text="the connection broke in mid-proof; proving anew"
+        )
     return proof
 
 

@@ -122,7 +122,14 @@ def _death(unit: UnitState, invocation: str) -> str:
 
 # systemd's own set-up failures, systemd.exec(5): the engine never ran.
 _SETUP = {200: "chdir", 203: "exec", 208: "stdin", 209: "stdout", 214: "cpu", 217: "user", 226: "namespace"}
-_SETUP |= {216: "group", 218: "capabilities", 228: "seccomp", 231: "bus", 238: "state directory", 243: "credentials"}
+_SETUP |= {
+    216: "group",
+    218: "capabilities",
+    228: "seccomp",
+    231: "bus",
+    238: "state directory",
+    243: "credentials",
+}
 
 
 def _ended(unit: UnitState) -> str:
@@ -145,6 +152,10 @@ def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool 
     if findings:
         worst = findings[-1]
         return Died(
-            seconds, f"{why}: {worst.meaning} ({worst.line.strip()[:200]})", tuple(lines[-20:]), worst.environment, hung
+            seconds,
+            f"{why}: {worst.meaning} ({worst.line.strip()[:200]})",
+            tuple(lines[-20:]),
+            worst.environment,
+            hung,
         )
     return Died(seconds, why, tuple(lines[-20:]), hung=hung)

@@ -15,7 +15,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -102,10 +102,16 @@ class Transaction:
             self._check_unit(made.unit)
             return self._trial(made.unit, made.settings, observed, baseline)
 
-    def rollback(self, to: Entry, observed: Observed) -> Outcome:
-        """Revoke what is there and go back to a configuration that was verified before."""
+    def rollback(self, to: str | None = None) -> Outcome:
+        """Revoke what is there and go back to a configuration that was verified before.
+
+        Args:
+            to: the start of a verified digest; None takes the previous verified one.
+        """
         with self._leased():
-            text = self.agent.call(commands.stored(self.agent.unit, to.digest)).stdout
+            observed = self.agent.look()
+            target = plan.rollback_target(observed, to)
+            text = self.agent.call(commands.stored(self.agent.unit, target.digest)).stdout
             unit = units.from_text(self.agent.unit, text)
             settings = units.settings(unit, self.config)
             self._check_unit(unit)
@@ -141,7 +147,9 @@ class Transaction:
             what = f"{self.config.name} has no unit and no open trial: nothing to finish"
             return Outcome(self.config.name, Result.UNCHANGED, what)
         outcome = self.verify()
-        undone = any(entry.kind is Kind.UNDONE and state and entry.run == state.run for entry in observed.ledger)
+        undone = any(
+            entry.kind is Kind.UNDONE and state and entry.run == state.run for entry in observed.ledger
+        )
         if outcome.result is Result.VERIFIED and undone:
             # The interrupted change did not survive; saying 0 here would call it a success.
             return replace(outcome, result=Result.ROLLED_BACK, means="the interrupted change was undone")
@@ -201,7 +209,9 @@ class Transaction:
             self._record(Kind.VERIFIED, unit.digest, found, why="fresh baseline before a change")
             return Baseline.of(found.verdict)
         if request.from_broken:
-            text = f"the running configuration is not proven ({broken}); going on, since --from-broken was given"
+            text = (
+                f"the running configuration is not proven ({broken}); going on, since --from-broken was given"
+            )
             self.journal.emit("warning", host=self.config.name, text=text)
             return None
         raise Refused(
@@ -265,7 +275,10 @@ class Transaction:
             return self._unknown(lost, armed)
         except DdopsError as problem:
             end = Undo(problem.what, facts={"error": problem.what})
-        return self._undo(end, unit, settings, revoke)
+        try:
+            return self._undo(end, unit, settings, revoke)
+        except Interrupted as stop:
+            return self._left(stop)
 
     def _revoke(self, unit: Unit, observed: Observed) -> None:
         current = units.digest(observed.etc_unit or b"")
@@ -281,7 +294,9 @@ class Transaction:
                 commands.stage(self.agent.unit, self.agent.run, unit.digest, unit.text, fence, to_line(entry))
             )
         if self.config.fence.enabled and not observed.fence_works:
-            text = "this host's kernel or systemd cannot fence: users may reach the engine before it is proven"
+            text = (
+                "this host's kernel or systemd cannot fence: users may reach the engine before it is proven"
+            )
             self.journal.emit("warning", host=self.config.name, text=text)
 
     def _run_trial(self, unit: Unit, settings: Settings, baseline: Baseline | None) -> Undo | Proof:
@@ -355,7 +370,9 @@ class Transaction:
         agent = self.agent
         invocation = found.verdict.invocation
         fields = {"settings": settings.to_dict(), "key": found.key, "invocation": invocation}
-        proven = self._entry(Kind.PROVEN, unit.digest, verdict=found.verdict, boot=found.observed.boot, **fields)
+        proven = self._entry(
+            Kind.PROVEN, unit.digest, verdict=found.verdict, boot=found.observed.boot, **fields
+        )
         confirmed = replace(proven, kind=Kind.CONFIRMED)
         with self._step("confirm"):
             self._keep_evidence(found.verdict)
@@ -486,8 +503,20 @@ class Transaction:
             self.config.name,
             Result.UNKNOWN,
             lost.what,
-            means=f"whether the trial runs is not known from here; the host's guard undoes it by {when} at the latest",
+            means=f"the state is not known from here; the host's guard undoes the trial by {when} at the latest",
             hint=f"ddops resume --host {self.config.name}",
+        )
+
+    def _left(self, stop: Interrupted) -> Outcome:
+        """The operator would not wait for the undo: the host finishes it, or its guard starts it."""
+        latest = datetime.now() + timedelta(seconds=self.config.guard.seconds)
+        return Outcome(
+            self.config.name,
+            Result.INTERRUPTED,
+            f"{self.config.name}: left before the host was back on its last verified configuration",
+            means=f"the host undoes the trial by itself, at {latest:%H:%M:%S} at the latest; it is then not proven",
+            hint=f"ddops resume --host {self.config.name}",
+            exit_override=stop.exit,
         )
 
     # ================================================================ proving without a change
@@ -592,28 +621,3 @@ class Transaction:
         seconds = time.monotonic() - begun
         self.journal.emit("step.finished", host=self.config.name, step=name, ok=ok, seconds=seconds)
 
-
-def settle_all(ask: Callable[[], Outcome]) -> Outcome:
-    """Turn an expected error into the outcome it stands for; anything else is a bug and rises."""
-    try:
-        return ask()
-    except DdopsError as problem:
-        return from_error("", problem)
-
-
-def from_error(host: str, problem: DdopsError) -> Outcome:
-    """The outcome an expected error stands for."""
-    results = {
-        Exit.REFUSED: Result.REFUSED,
-        Exit.UNKNOWN: Result.UNKNOWN,
-        Exit.LOCKED: Result.LOCKED,
-        Exit.HOST_KEY: Result.HOST_KEY,
-        Exit.RESTORE_FAILED: Result.RESTORE_FAILED,
-        Exit.INCONCLUSIVE: Result.INCONCLUSIVE,
-        Exit.SIGINT: Result.INTERRUPTED,
-        Exit.SIGTERM: Result.INTERRUPTED,
-    }
-    result = results.get(problem.exit, Result.REFUSED)
-    return Outcome(
-        host, result, problem.what, means=problem.means, hint=problem.hint, exit_override=problem.exit
-    )

@@ -1,0 +1,420 @@
+"""The command line: parse, call one function, render, exit. It decides nothing.
+
+Heavy libraries are imported only by what uses them, so that `--help` stays instant.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddops import __version__
+from ddops.errors import DdopsError, Exit, InventoryError, UsageError
+
+if TYPE_CHECKING:
+    from ddops.inventory import Fleet
+    from ddops.session import Session
+
+SEARCHED = ("inventory.yaml", "inventories/default.yaml", "~/.config/ddops/inventory.yaml")
+
+
+class _Count(click.ParamType):
+    """A whole number of at least 1, or "auto"."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "auto" or (isinstance(value, int) and value > 0):
+            return value  # type: ignore[no-any-return]
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit()) or int(text) < 1:
+            self.fail(f"{value!r} is not a whole number of at least 1, nor auto", param, ctx)
+        return int(text)
+
+
+COUNT = _Count()
+POSITIVE = click.IntRange(min=1)
+LEVEL = click.Choice(["quick", "standard", "deep"])
+
+
+def _hosts_of(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Host and group names for shell completion, from the inventory alone."""
+    try:
+        fleet = read_inventory(ctx.find_root().params.get("inventory"))
+    except DdopsError:
+        return []
+    return [name for name in (*fleet.hosts, *fleet.groups, "all") if name.startswith(incomplete)]
+
+
+Command = Callable[..., Any]
+
+
+def host_option(command: Command) -> Command:
+    return click.option(
+        "--host",
+        "hosts",
+        multiple=True,
+        metavar="HOST",
+        shell_complete=_hosts_of,
+        help="A host or a group of the inventory, or all; may be repeated. Not needed when there is only one host.",
+    )(command)
+
+
+def output_options(command: Command) -> Command:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text."),
+        click.option("--events", metavar="FILE", help="Write every event as NDJSON to FILE (- is stdout)."),
+        click.option("--junit", metavar="FILE", help="Write a JUnit report to FILE."),
+        click.option("--report", metavar="FILE", help="Write a report to FILE (.md or .html)."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--inventory", "-i", metavar="FILE", envvar="DDOPS_INVENTORY", help="The fleet (else DDOPS_INVENTORY, "
+              "./inventory.yaml, ./inventories/default.yaml, ~/.config/ddops/inventory.yaml).")  # fmt: skip
+@click.version_option(__version__, prog_name="ddops")
+def main(inventory: str | None) -> None:
+    """Change the speculative-decoding configuration of inference hosts, and prove every change.
+
+    A change that is not proven is taken back, and what was restored is proven too.
+    """
+
+
+def find_inventory(named: str | None) -> Path:
+    """The inventory file; UsageError when there is none."""
+    if named:
+        return Path(named).expanduser()
+    for candidate in SEARCHED:
+        path = Path(candidate).expanduser()
+        if path.is_file():
+            return path
+    raise UsageError(
+        "no inventory was found",
+        means=f"looked at DDOPS_INVENTORY and {', '.join(SEARCHED)}",
+        hint="name one with --inventory, or start from: ddops inventory --example",
+    )
+
+
+def read_inventory(named: str | None) -> Fleet:
+    from ddops import inventory
+
+    path = find_inventory(named)
+    try:
+        content = path.read_bytes()
+    except OSError as problem:
+        raise InventoryError(problem.strerror or str(problem), file=str(path)) from problem
+    return inventory.load(content, str(path))
+
+
+def session(named: tuple[str, ...] | list[str], **outputs: Any) -> Session:
+    """The run this command is: its hosts, its journal and where its outputs go."""
+    from ddops.session import Session
+
+    ctx = click.get_current_context()
+    fleet = read_inventory(ctx.find_root().params.get("inventory"))
+    if not named and len(fleet.hosts) == 1:
+        named = list(fleet.hosts)
+    if not named:
+        raise UsageError("no host named", means="nothing was done", hint="name one: --host NAME (or --host all)")
+    return Session(fleet, fleet.select(named), _typed(), **outputs)
+
+
+def _typed() -> str:
+    """The command as typed, for the ledger."""
+    return shlex.join(["ddops", *sys.argv[1:]])
+
+
+# ---------------------------------------------------------------- changing
+@main.command()
+@host_option
+@click.option("--budget", type=COUNT, help="Nodes of the draft tree.")
+@click.option("--topk-cap", type=POSITIVE, help="Widest branching of the tree.")
+@click.option("--max-running-requests", "max_running", type=COUNT, help="auto: the largest power of two that fits.")
+@click.option("--algorithm", type=click.Choice(["DDTREE", "DFLASH", "NONE"]), help="NONE: no speculation.")
+@click.option("--level", type=LEVEL, help="How thoroughly to prove (default: the inventory's).")
+@click.option("--dry-run", is_flag=True, help="Look, plan, show the difference; touch nothing.")
+@click.option("--detailed-exitcode", is_flag=True, help="With --dry-run: exit 10 when there are changes.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@click.option("--retry-known-bad", is_flag=True, help="Try a configuration that has failed here before.")
+@click.option("--force-restart", is_flag=True, help="Restart and prove even when nothing changes.")
+@click.option("--from-broken", is_flag=True, help="Go on although the running configuration is not proven.")
+@output_options
+def reconfig(
+    hosts: tuple[str, ...],
+    budget: int | str | None,
+    topk_cap: int | None,
+    max_running: int | str | None,
+    algorithm: str | None,
+    level: str | None,
+    dry_run: bool,
+    detailed_exitcode: bool,
+    yes: bool,
+    retry_known_bad: bool,
+    force_restart: bool,
+    from_broken: bool,
+    **outputs: Any,
+) -> None:
+    """Change the configuration, prove it, and otherwise put the host back and prove that.
+
+    What is not named stays as it is on the host.
+    """
+    from ddops.plan import Request
+    from ddops.transaction import Options, Transaction
+
+    request = Request(
+        budget=budget,
+        topk_cap=topk_cap,
+        max_running=max_running,
+        algorithm=algorithm,
+        retry_known_bad=retry_known_bad,
+        force_restart=force_restart,
+        from_broken=from_broken,
+    )
+    run = session(hosts, **outputs)
+    options = Options(run.command, level, dry_run)
+    if not (dry_run or yes):
+        run.ask("change")
+    run.over(lambda agent: Transaction(agent, run.journal, options).reconfigure(request))
+    run.finish(changes_exit=detailed_exitcode)
+
+
+@main.command()
+@host_option
+@click.option("--to", metavar="DIGEST", help="A verified configuration by (the start of) its digest; see history.")
+@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@output_options
+def rollback(hosts: tuple[str, ...], to: str | None, level: str | None, yes: bool, **outputs: Any) -> None:
+    """Revoke what is there and go back to the configuration that was verified before it."""
+    from ddops.transaction import Options, Transaction
+
+    run = session(hosts, **outputs)
+    if not yes:
+        run.ask("roll back")
+    options = Options(run.command, level)
+    run.over(lambda agent: Transaction(agent, run.journal, options).rollback(to))
+    run.finish()
+
+
+@main.command()
+@host_option
+@click.option("--release", "source", metavar="PATH", help="The engine's folder or wheel.")
+@click.option("--level", type=LEVEL, help="How thoroughly to prove the first unit.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@output_options
+def install(hosts: tuple[str, ...], source: str | None, level: str | None, yes: bool, **outputs: Any) -> None:
+    """Put the host script and an engine release on a host, and make its first unit a proven one."""
+    from ddops.install import install_host
+    from ddops.transaction import Options
+
+    run = session(hosts, **outputs)
+    if not yes:
+        run.ask("install")
+    options = Options(run.command, level)
+    run.over(lambda agent: install_host(agent, run.journal, options, source))
+    run.finish()
+
+
+@main.command()
+@host_option
+@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
+@output_options
+def adopt(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
+    """Take a hand-written unit as it is, once what it runs is proven. Nothing is restarted."""
+    from ddops.transaction import Options, Transaction
+
+    run = session(hosts, **outputs)
+    options = Options(run.command, level)
+    run.over(lambda agent: Transaction(agent, run.journal, options).adopt())
+    run.finish()
+
+
+@main.command()
+@host_option
+@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
+@output_options
+def verify(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
+    """Prove what runs again, without a restart, and renew or void its verdict."""
+    from ddops.transaction import Options, Transaction
+
+    run = session(hosts, **outputs)
+    options = Options(run.command, level)
+    run.over(lambda agent: Transaction(agent, run.journal, options).verify())
+    run.finish()
+
+
+@main.command()
+@host_option
+@output_options
+def resume(hosts: tuple[str, ...], **outputs: Any) -> None:
+    """Finish what an interrupted run left behind: wait for the host to settle, then prove what runs."""
+    from ddops.transaction import Options, Transaction
+
+    run = session(hosts, **outputs)
+    options = Options(run.command)
+    run.over(lambda agent: Transaction(agent, run.journal, options).resume())
+    run.finish()
+
+
+@main.command()
+@host_option
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@output_options
+def unlock(hosts: tuple[str, ...], yes: bool, **outputs: Any) -> None:
+    """Take the lease from a run whose controller is gone. An open trial is never cut short by it."""
+    from ddops import looking
+
+    run = session(hosts, **outputs)
+    if not yes:
+        run.ask("unlock")
+    run.over(looking.unlock)
+    run.finish()
+
+
+# ---------------------------------------------------------------- looking
+@main.command()
+@host_option
+@click.option("--until", type=click.Choice(["ready", "verified"]), default="ready", show_default=True)
+@click.option("--timeout", metavar="DURATION", default="20m", show_default=True, help="Such as 90s, 15m, 1h.")
+@output_options
+def wait(hosts: tuple[str, ...], until: str, timeout: str, **outputs: Any) -> None:
+    """Wait until the engine is ready, or its configuration verified."""
+    from ddops import looking
+
+    seconds = looking.duration(timeout)
+    run = session(hosts, **outputs)
+    run.over(lambda agent: looking.wait(agent, run.journal, until, seconds))
+    run.finish()
+
+
+@main.command()
+@host_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def status(hosts: tuple[str, ...], as_json: bool) -> None:
+    """What is on disk, loaded, running and verified, host by host."""
+    from ddops import looking
+
+    run = session(hosts or ("all",), quiet=True)
+    raise SystemExit(looking.status(run, as_json))
+
+
+@main.command()
+@host_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--limit", type=POSITIVE, default=20, show_default=True, help="The newest entries of each host.")
+def history(hosts: tuple[str, ...], as_json: bool, limit: int) -> None:
+    """Every attempt and verdict on record: who, when, why, what came of it."""
+    from ddops import looking
+
+    run = session(hosts or ("all",), quiet=True)
+    raise SystemExit(looking.history(run, as_json, limit))
+
+
+@main.command()
+@host_option
+@click.option("--lines", type=click.IntRange(1, 10000), default=100, show_default=True)
+def logs(hosts: tuple[str, ...], lines: int) -> None:
+    """The journal of the engine's current start, and of no other."""
+    from ddops import looking
+
+    run = session(hosts, quiet=True)
+    raise SystemExit(looking.logs(run, lines))
+
+
+@main.command()
+@host_option
+@click.option("--url", metavar="URL", help="Any endpoint, without SSH, instead of a host.")
+@click.option("--engine", type=click.Choice(["ddtree", "sglang", "vllm"]), default="sglang", show_default=True,
+              help="With --url: what it speaks.")  # fmt: skip
+@click.option("--reference", metavar="URL", help="An engine with speculation off that can score token ids.")
+@click.option("--level", type=LEVEL, default="quick", show_default=True)
+@click.option("--only", "only", multiple=True, metavar="PROBE", help="Run only this probe; may be repeated.")
+@click.option("--replay", metavar="FILE", help="Send the requests of a saved verdict again.")
+@click.option("--save", metavar="FILE", help="Keep the verdict with prompts and replies.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def probe(
+    hosts: tuple[str, ...],
+    url: str | None,
+    engine: str,
+    reference: str | None,
+    level: str,
+    only: tuple[str, ...],
+    replay: str | None,
+    save: str | None,
+    as_json: bool,
+) -> None:
+    """Run the proof battery against a host or an endpoint; nothing is changed or recorded."""
+    from ddops import probing
+
+    asked = probing.Asked(level, only, replay, save, reference, as_json)
+    if url:
+        if hosts:
+            raise UsageError("--url and --host exclude each other", means="nothing was probed")
+        raise SystemExit(probing.endpoint(url, engine, asked))
+    raise SystemExit(probing.hosts(session(hosts, quiet=True), asked))
+
+
+@main.command()
+@host_option
+def doctor(hosts: tuple[str, ...]) -> None:
+    """Check what ddops needs on a host, one line each; changes nothing."""
+    from ddops import looking
+
+    run = session(hosts or ("all",), quiet=True)
+    raise SystemExit(looking.doctor(run))
+
+
+@main.command("inventory")
+@click.option("--example", is_flag=True, help="Print a documented example instead.")
+def show_inventory(example: bool) -> None:
+    """Check the inventory and list its hosts."""
+    if example:
+        from ddops.units import data_file
+
+        click.echo(data_file("inventories/example.yaml").decode(), nl=False)
+        return
+    fleet = read_inventory(click.get_current_context().find_root().params.get("inventory"))
+    width = max(len(name) for name in fleet.hosts)
+    for name, host in fleet.hosts.items():
+        click.echo(f"{name:{width}}  {host.address}  {host.engine.kind}  {host.engine.unit}  {' '.join(host.groups)}")
+
+
+@main.command()
+@click.option("--keep", is_flag=True, help="Leave the lab running and say how to reach it.")
+def demo(keep: bool) -> None:
+    """The main job on three real hosts on this machine, as a transcript. Needs root."""
+    from ddops import demonstration
+
+    raise SystemExit(demonstration.run(keep=keep))
+
+
+def run() -> None:
+    """The console script: every expected error is three lines and an exit code, never a traceback."""
+    try:
+        main(standalone_mode=False)
+    except DdopsError as problem:
+        _leave(str(problem), problem.exit)
+    except click.exceptions.Exit as done:
+        raise SystemExit(done.exit_code) from None
+    except click.Abort:
+        _leave("error: stopped\n       nothing was changed", Exit.SIGINT)
+    except click.ClickException as problem:
+        problem.show()
+        raise SystemExit(Exit.USAGE) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(Exit.OK) from None
+
+
+def _leave(text: str, code: int) -> None:
+    click.echo(text, err=True)
+    raise SystemExit(int(code)) from None
+

@@ -1,0 +1,137 @@
+"""One command over the named hosts: its journal, its outputs, its signals and its exit code.
+
+Every expected error becomes an outcome here. The first signal asks the running transaction to go back to
+a safe state, the second leaves, and the host's own guard does the rest.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ddops import journal as journals
+from ddops import rollout
+from ddops.agent import Agent
+from ddops.errors import DdopsError, Exit, Interrupted
+from ddops.outcome import Outcome, Result, from_error
+
+if TYPE_CHECKING:
+    from ddops.inventory import Fleet, HostConfig
+
+CONNECT_SECONDS = 30.0
+
+Act = Callable[[Agent], Outcome]
+
+
+class Session:
+    """What one invocation of ddops is.
+
+    Args:
+        fleet: the whole inventory.
+        hosts: the ones this command is about, in the inventory's order.
+        command: as typed, for leases and ledgers.
+        as_json: one JSON object on stdout instead of text.
+        events, junit, report: files to write (events: "-" is stdout).
+        quiet: no progress; for commands that only look.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        hosts: list[HostConfig],
+        command: str,
+        *,
+        as_json: bool = False,
+        events: str | None = None,
+        junit: str | None = None,
+        report: str | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self.fleet = fleet
+        self.hosts = hosts
+        self.command = command
+        self.run = journals.new_run_id()
+        self.outcomes: list[Outcome] = []
+        self._as_json = as_json
+        self._outputs = journals.Outputs(as_json=as_json, events=events, junit=junit, report=report, quiet=quiet)
+        self.journal = self._outputs.journal(self.run)
+        self.journal.emit("run.started", command=command, hosts=[host.name for host in hosts])
+
+    def ask(self, verb: str) -> None:
+        """On a terminal, say what is about to happen and wait for a yes. A pipeline is never asked."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()) or self._as_json:
+            return
+        names = ", ".join(host.name for host in self.hosts)
+        click.confirm(f"{verb} {names}?", abort=True, err=True)
+
+    @contextmanager
+    def connected(self, config: HostConfig) -> Iterator[Agent]:
+        """One host over one connection, closed again whatever happens."""
+        from ddops.hosts import connect
+
+        def note(text: str) -> None:
+            self.journal.emit("warning", host=config.name, text=text)
+
+        deadline = max(CONNECT_SECONDS, config.ssh.connect_timeout_seconds)
+        self.journal.emit("step.started", host=config.name, step="connect")
+        try:
+            remote = connect(config, deadline_seconds=deadline, on_note=note)
+        except DdopsError:
+            self.journal.emit("step.finished", host=config.name, step="connect", ok=False, seconds=0.0)
+            raise
+        with remote:
+            seconds = remote.timings.total
+            self.journal.emit("step.finished", host=config.name, step="connect", ok=True, seconds=seconds)
+            yield Agent(remote, config, self.run, self.journal)
+
+    def over(self, act: Act) -> None:
+        """Act on the hosts wave by wave: the canary of each architecture first, no further once limits are met."""
+        policy = rollout.policy(self.fleet.rollout)
+        with self._stoppable():
+            while isinstance(step := rollout.decide(self.hosts, self.outcomes, policy), rollout.Continue):
+                for config in step.hosts:
+                    self.outcomes.append(self._one(config, act))
+                    if self.outcomes[-1].result is Result.INTERRUPTED:
+                        return
+        if isinstance(step, rollout.Halt):
+            self.journal.emit("halted", reason=step.reason)
+
+    def _one(self, config: HostConfig, act: Act) -> Outcome:
+        try:
+            with self.connected(config) as agent:
+                outcome = act(agent)
+        except DdopsError as problem:
+            outcome = from_error(config.name, problem)
+        self.journal.emit("outcome", host=config.name, **outcome.to_dict())
+        return outcome
+
+    def finish(self, *, changes_exit: bool = False) -> NoReturn:
+        """Write every output and leave with the run's exit code."""
+        code = rollout.exit_code(self.outcomes)
+        if changes_exit and code is Exit.OK and any(outcome.facts.get("changes") for outcome in self.outcomes):
+            code = Exit.CHANGES
+        self.journal.emit("run.finished", exit=int(code))
+        self._outputs.write()
+        raise SystemExit(int(code))
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """SIGINT and SIGTERM become Interrupted in the main thread; each further one raises again."""
+
+        def stop(number: int, _: FrameType | None) -> None:
+            problem = Interrupted(f"stopped by {signal.Signals(number).name}", means="nothing was changed")
+            problem.exit = Exit.SIGTERM if number == signal.SIGTERM else Exit.SIGINT
+            raise problem
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
