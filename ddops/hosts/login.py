@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import paramiko
 from fabric import Config, Connection
 
-from ddops.errors import HostKeyRejected, Refused, Unreachable
+from ddops.errors import Unreachable
 from ddops.hosts import known_hosts
-from ddops.hosts.known_hosts import Trust, fingerprint
+from ddops.hosts.bounded import within
+from ddops.hosts.hostkeys import check_host_key, read_known_hosts
+from ddops.hosts.identities import keys
 from ddops.hosts.pulse import HeardSocket
 from ddops.hosts.target import Target
-
-T = TypeVar("T")
 
 LOG = "ddops.ssh"
 # Without a handler, Python prints paramiko's own error lines (with tracebacks) to stderr.
@@ -86,10 +83,10 @@ class Login(Connection):  # type: ignore[misc]  # fabric ships no types
         marks.append(time.monotonic())
         self.sock = self._dial(addresses)
         marks.append(time.monotonic())
-        lines = _read_known_hosts(self.target)
+        lines = read_known_hosts(self.target)
         marks.append(self._negotiate(lines))
         marks.append(time.monotonic())
-        _check_host_key(self.target, lines, self.transport.get_remote_server_key())
+        check_host_key(self.target, lines, self.transport.get_remote_server_key())
         self._authenticate()
         marks.append(time.monotonic())
         self.timings = Timings(*(after - before for before, after in pairwise(marks)))
@@ -154,7 +151,7 @@ class Login(Connection):  # type: ignore[misc]  # fabric ships no types
 
     def _authenticate(self) -> None:
         tried: list[str] = []
-        for label, key in _keys(self.target, self._left()):
+        for label, key in keys(self.target, self._left()):
             tried.append(label)
             self.transport.auth_timeout = self._left()
             try:
@@ -175,27 +172,6 @@ class Login(Connection):  # type: ignore[misc]  # fabric ships no types
         raise _login_rejected(self.target, tried, "it accepted none of the keys")
 
 
-def _within(timeout: float, work: Callable[[], T]) -> T:
-    """Run a call that knows no limit (name look-up, key agent) and stop waiting for it in time."""
-    results: list[T] = []
-    problems: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as exc:
-            problems.append(exc)
-
-    thread = threading.Thread(target=run, name="ddops-bounded-call", daemon=True)
-    thread.start()
-    thread.join(timeout)
-    if problems:
-        raise problems[0]
-    if not results:
-        raise TimeoutError
-    return results[0]
-
-
 def _look_up(target: Target, timeout: float) -> list[tuple[int, Any]]:
     family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(target.address_family, socket.AF_UNSPEC)
 
@@ -211,7 +187,7 @@ def _look_up(target: Target, timeout: float) -> list[tuple[int, Any]]:
     except OSError as exc:
         raise _unreachable(target, f"{target.host} is not a usable address: {exc.strerror or exc}") from exc
     try:
-        return _within(timeout, look)
+        return within(timeout, look)
     except TimeoutError as exc:
         raise _unreachable(target, f"looking up {target.host} took longer than {timeout:.0f} s") from exc
     except (OSError, UnicodeError) as exc:
@@ -219,132 +195,10 @@ def _look_up(target: Target, timeout: float) -> list[tuple[int, Any]]:
         raise _unreachable(target, f"the name {target.host} cannot be looked up: {reason}") from exc
 
 
-def _read_known_hosts(target: Target) -> list[known_hosts.Line]:
-    lines: list[known_hosts.Line] = []
-    for path in target.known_hosts:
-        try:
-            lines += known_hosts.parse(path.read_text("utf-8", "replace"), str(path))
-        except FileNotFoundError:
-            continue  # named in the message when the key turns out to be unknown
-        except OSError as exc:
-            raise Refused(
-                f"{target.name}: known_hosts file {path} cannot be read: {exc.strerror or exc}",
-                means="the host's key could not be checked, so no login was tried",
-                hint="fix the file, or name another in ssh.known_hosts",
-            ) from exc
-    return lines
-
-
 def _preferred(known: list[str], supported: tuple[str, ...]) -> tuple[str, ...]:
     """Known key types first: a host with several keys then presents one that can be checked."""
     wanted = [name for kind in known for name in (_RSA if kind == "ssh-rsa" else (kind,)) if name in supported]
     return tuple(dict.fromkeys([*wanted, *supported]))
-
-
-def _check_host_key(target: Target, lines: list[known_hosts.Line], key: Any) -> None:
-    kind, blob = key.get_name(), key.asbytes()
-    finding = known_hosts.judge(lines, target.key_names, kind, blob)
-    if finding.trust is Trust.KNOWN:
-        return
-    raise host_key_rejected(target, finding, kind, blob)
-
-
-def host_key_rejected(target: Target, finding: known_hosts.Finding, kind: str, blob: bytes) -> HostKeyRejected:
-    """The refusal in words: what was presented, what is on file, and the exact commands."""
-    name, file = (
-        target.key_names[0],
-        str(target.known_hosts[0] if target.known_hosts else "~/.ssh/known_hosts"),
-    )
-    shown = f"{kind} {fingerprint(blob)}"
-    line = finding.line
-    where = f"{line.file}:{line.number}" if line else ""
-    scan = f"ssh-keyscan -p {target.port} -t {_keyscan_type(kind)} {target.host}"
-    if target.alias:
-        scan += f" | sed 's/^[^ ]*/{target.alias}/'"
-    add = f"compare the fingerprint with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub), then: {scan} >> "
-    means = "no login was tried and nothing was changed on it"
-    if finding.trust is Trust.REVOKED:
-        return HostKeyRejected(
-            f"{target.name} presents a revoked host key: {shown} ({where})",
-            means=means,
-            hint="this may be another machine; give the host a new key before using it again",
-        )
-    if finding.trust is Trust.CHANGED and line:
-        return HostKeyRejected(
-            f"the host key of {target.name} changed: it presents {shown}, {where} has {fingerprint(line.blob)}",
-            means=f"either the host was set up anew or another machine answers; {means}",
-            hint=f"if it was set up anew: ssh-keygen -R '{name}' -f {line.file}; then {add}{line.file}",
-        )
-    read = ", ".join(str(path) for path in target.known_hosts) or "no known_hosts file"
-    what = {
-        Trust.OTHER_TYPE: f"is known by another key type only ({line and line.key_type}, {where})",
-        Trust.AUTHORITY_ONLY: f"is known only by a @cert-authority line ({where}), and those are not supported",
-    }.get(finding.trust, f"is not known ({read})")
-    return HostKeyRejected(
-        f"the host key of {target.name} {what}: it presents {shown} as {name}",
-        means=means,
-        hint=f"{add}{file}",
-    )
-
-
-def _keyscan_type(kind: str) -> str:
-    return {"ssh-rsa": "rsa", "ssh-ed25519": "ed25519"}.get(kind, "ecdsa")
-
-
-def _keys(target: Target, timeout: float) -> Iterator[tuple[str, Any]]:
-    """Keys in the order they are offered. Named files only when files are named (IdentitiesOnly), else
-    the agent's keys and then the default files."""
-    if not target.identity_required:
-        for key in _agent_keys(timeout):
-            yield f"agent key {key.fingerprint}", key
-    for path in target.identity_files:
-        try:
-            yield str(path), _load(target, path, timeout)
-        except Refused:
-            if target.identity_required:
-                raise
-
-
-def _agent_keys(timeout: float) -> list[Any]:
-    if not os.environ.get("SSH_AUTH_SOCK"):
-        return []
-    try:
-        return list(_within(timeout, lambda: paramiko.Agent().get_keys()))
-    except (TimeoutError, OSError, paramiko.SSHException):
-        return []
-
-
-def _load(target: Target, path: Path, timeout: float) -> Any:
-    try:
-        return paramiko.PKey.from_path(path)
-    except FileNotFoundError as exc:
-        raise _bad_key(target, f"key file {path} does not exist", "fix ssh.identity_file") from exc
-    except OSError as exc:
-        raise _bad_key(target, f"key file {path} cannot be read: {exc.strerror or exc}", "fix its mode") from exc
-    except (TypeError, paramiko.PasswordRequiredException) as exc:
-        key = _held_by_agent(path, timeout)
-        if key is not None:
-            return key
-        raise _bad_key(
-            target,
-            f"key file {path} is protected by a passphrase, and ddops never asks for one",
-            f"load it into an agent (ssh-add {path}), or use a key without a passphrase",
-        ) from exc
-    except (ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as exc:
-        raise _bad_key(target, f"{path} is not a private key that can be used: {exc}", "fix ssh.identity_file") from exc
-
-
-def _held_by_agent(path: Path, timeout: float) -> Any:
-    """The agent's copy of a protected key file, found by the public half beside it."""
-    try:
-        blob = paramiko.PublicBlob.from_file(f"{path}.pub").key_blob
-    except (OSError, ValueError, IndexError, TypeError):
-        return None
-    return next((key for key in _agent_keys(timeout) if key.asbytes() == blob), None)
-
-
-def _bad_key(target: Target, what: str, hint: str) -> Refused:
-    return Refused(f"{target.name}: {what}", means="no login was tried", hint=hint)
 
 
 def _login_rejected(target: Target, tried: list[str], why: str) -> LoginRejected:

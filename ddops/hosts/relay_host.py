@@ -10,30 +10,30 @@ import selectors
 import socket
 import struct
 import sys
-from typing import Any, Dict, List  # noqa: UP035  (old hosts)
+from typing import Any, Dict, List  # noqa: UP035  (Python 3.6 has no other spelling)
 
 HEADER = struct.Struct(">IBI")
 OPEN, OPENED, REFUSED, DATA, END, CLOSE, READY = range(7)
 BLOCK = 65536
 
 selector = selectors.DefaultSelector()
-connections = {}  # type: Dict[int, List[Any]]  # noqa: UP006  socket, bytes to send, connected, end later
+connections: Dict[int, List[Any]] = {}  # noqa: UP006  socket, bytes to send, connected, end after sending
 
 
-def emit(number, kind, payload=b""):  # type: (int, int, bytes) -> None
+def emit(number: int, kind: int, payload: bytes = b"") -> None:
     data = HEADER.pack(number, kind, len(payload)) + payload
     while data:
         data = data[os.write(1, data) :]
 
 
-def drop(number):  # type: (int) -> None
+def drop(number: int) -> None:
     entry = connections.pop(number, None)
     if entry is not None:
         selector.unregister(entry[0])
         entry[0].close()
 
 
-def watch(number):  # type: (int) -> None
+def watch(number: int) -> None:
     sock, pending, connected, _ = connections[number]
     wanted = selectors.EVENT_READ if connected else 0
     if pending or not connected:
@@ -41,7 +41,7 @@ def watch(number):  # type: (int) -> None
     selector.modify(sock, wanted, number)
 
 
-def dial(number, address, port):  # type: (int, str, int) -> None
+def dial(number: int, address: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
@@ -51,7 +51,7 @@ def dial(number, address, port):  # type: (int, str, int) -> None
     sock.connect_ex((address, port))  # how it went shows when the socket gets writable
 
 
-def handle(number, kind, payload):  # type: (int, int, bytes) -> None
+def handle(number: int, kind: int, payload: bytes) -> None:
     if kind == OPEN:
         address, _, port = payload.decode().rpartition(" ")
         dial(number, address, int(port))
@@ -69,7 +69,7 @@ def handle(number, kind, payload):  # type: (int, int, bytes) -> None
     watch(number)
 
 
-def on_socket(number, mask):  # type: (int, int) -> None
+def on_socket(number: int, mask: int) -> None:
     entry = connections.get(number)
     if entry is None:
         return
@@ -102,7 +102,7 @@ def on_socket(number, mask):  # type: (int, int) -> None
     watch(number)
 
 
-def main():  # type: () -> None
+def main() -> None:
     buffer = b""
     selector.register(0, selectors.EVENT_READ, -1)
     emit(0, READY)
