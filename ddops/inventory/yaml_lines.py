@@ -1,0 +1,185 @@
+"""YAML text to plain values, with the line of every key and item. Pure; knows nothing of inventories.
+
+Stricter than YAML on purpose: tags, keys that are no text, endless aliases and control characters are
+refused, since each of them makes a file say something else than it seems to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
+
+from ddops.errors import InventoryError
+
+Path = tuple[str | int, ...]
+MAX_NODES = 200_000  # a few bytes of nested aliases can stand for billions of values
+MAX_DEPTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain dicts, lists and scalars, and where each path of keys stands (1-based lines)."""
+
+    value: Any
+    file: str
+    lines: dict[Path, int] = field(default_factory=dict)
+
+    def line(self, path: Path) -> int | None:
+        """The line of `path`, or of the nearest key above it that has one."""
+        while path not in self.lines and path:
+            path = path[:-1]
+        return self.lines.get(path)
+
+    def error(self, path: Path, what: str, hint: str = "") -> InventoryError:
+        return InventoryError(what, file=self.file, line=self.line(path), field=dotted(path), hint=hint)
+
+
+def dotted(path: Path) -> str:
+    """`("hosts", "a", "flags", 0)` -> `hosts.a.flags[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def parse(text: str | bytes, file: str) -> Document:
+    """Read one YAML document.
+
+    Raises:
+        InventoryError: with the line, for anything that is not plain, unambiguous YAML in UTF-8.
+    """
+    source = _decode(text, file)
+    try:
+        root = YAML(typ="rt").load(source)
+    except MarkedYAMLError as problem:
+        raise _marked(problem, source, file) from None
+    except ReaderError as problem:
+        line = source.count("\n", 0, problem.position) + 1
+        raise InventoryError("a character that YAML does not allow", file=file, line=line) from None
+    except (
+        YAMLError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        IndexError,
+        AssertionError,
+    ) as problem:
+        raise InventoryError(f"not valid YAML: {_first_line(problem)}", file=file) from None
+    except (RecursionError, NotImplementedError):
+        raise InventoryError("nested too deeply, or not plain YAML", file=file) from None
+    document = Document(None, file, {(): 1})
+    return Document(_Plain(document).convert(root, (), 0), file, document.lines)
+
+
+def _decode(source: str | bytes, file: str) -> str:
+    if isinstance(source, str):
+        return source.removeprefix("\ufeff")
+    try:
+        return source.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as problem:
+        line = source.count(b"\n", 0, problem.start) + 1
+        raise InventoryError("not UTF-8", file=file, line=line, hint="save the file as UTF-8") from None
+
+
+def _marked(problem: MarkedYAMLError, source: str, file: str) -> InventoryError:
+    mark = problem.problem_mark or problem.context_mark
+    line = mark.line + 1 if mark is not None else None
+    what = str(problem.problem or problem.context or "not valid YAML")
+    hint = ""
+    lines = source.split("\n")
+    if "\\t" in what or (line and line <= len(lines) and lines[line - 1][:1] == "\t"):
+        hint = "YAML is indented with spaces; a tab is not allowed there"
+    elif "undefined alias" in what:
+        hint = "an alias (*name) needs its anchor (&name) earlier in the file; use groups to share settings"
+    elif "another document" in what:
+        what, hint = "a second document starts here", "keep one inventory in a file (no --- in the middle)"
+    return InventoryError(what, file=file, line=line, hint=hint)
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+
+
+class _Plain:
+    """Walks ruamel's round-trip nodes; `open` holds the containers we are inside of."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.nodes = 0
+        self.open: set[int] = set()
+
+    def convert(self, node: Any, path: Path, depth: int) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or depth > MAX_DEPTH or id(node) in self.open:
+            raise self.document.error(
+                path, "aliases or nesting that stand for far too many values", "write the values out"
+            )
+        self._refuse_tag(node, path)
+        if isinstance(node, dict):
+            return self._inside(node, lambda: self._mapping(node, path, depth))
+        if isinstance(node, list):
+            return self._inside(node, lambda: self._sequence(node, path, depth))
+        if isinstance(node, bool) or node is None:
+            return node
+        if (
+            type(node).__name__ == "ScalarBoolean"
+        ):  # a bool with an anchor: an int to Python, as bool can't be subclassed
+            return bool(node)
+        if isinstance(node, str):
+            return self._text(str(node), path)
+        if isinstance(node, int):
+            return int(node)
+        if isinstance(node, float):
+            return float(node)
+        if isinstance(node, date):  # datetime is one, too
+            raise self.document.error(path, "this reads as a date", "put it in quotes if it is a name")
+        raise self.document.error(path, f"a {type(node).__name__} is not allowed here")
+
+    def _inside(self, node: Any, convert: Any) -> Any:
+        self.open.add(id(node))
+        try:
+            return convert()
+        finally:
+            self.open.discard(id(node))
+
+    def _mapping(self, node: dict[Any, Any], path: Path, depth: int) -> dict[str, Any]:
+        places = getattr(getattr(node, "lc", None), "data", None) or {}
+        result: dict[str, Any] = {}
+        for key, value in node.items():
+            if not isinstance(key, str):
+                raise self.document.error(path, f"the key {key!r} is not text", "put it in quotes")
+            name = self._text(str(key), path)
+            place = (*path, name)
+            if key in places:
+                self.document.lines[place] = places[key][0] + 1
+            result[name] = self.convert(value, place, depth + 1)
+        return result
+
+    def _sequence(self, node: list[Any], path: Path, depth: int) -> list[Any]:
+        places = getattr(getattr(node, "lc", None), "data", None) or {}
+        for index in range(len(node)):
+            if index in places:
+                self.document.lines[(*path, index)] = places[index][0] + 1
+        return [self.convert(item, (*path, index), depth + 1) for index, item in enumerate(node)]
+
+    def _text(self, text: str, path: Path) -> str:
+        for char, name in (("\n", "a line break"), ("\r", "a carriage return"), ("\0", "a NUL")):
+            if char in text:
+                raise self.document.error(
+                    path, f"{name} inside a value", "a value is one line; it ends up in a unit file"
+                )
+        if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+            raise self.document.error(path, "a character that is not Unicode text")
+        return text
+
+    def _refuse_tag(self, node: Any, path: Path) -> None:
+        tag = getattr(node, "tag", None)
+        name = getattr(tag, "value", tag)
+        if isinstance(name, str) and name and not isinstance(node, (str, int, float)):
+            raise self.document.error(path, f"the tag {name} is not allowed", "write a plain value")
