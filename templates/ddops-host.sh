@@ -180,7 +180,10 @@ trial_lines() {
     echo "trial.open $([ -d "$LIVE/trial" ] && echo 1 || echo 0)"
 }
 open_trial() { # RUN's own, still undecided
-    [ -d "$LIVE/trial" ] || fail 66 "no trial is open on $UNIT"
+    if [ ! -d "$LIVE/trial" ]; then
+        if [ "$(get "$LIVE/last/run")" = "$1" ]; then fail 75 "too late: $(get "$LIVE/last/outcome")"; fi
+        fail 66 "no trial is open on $UNIT"
+    fi
     [ "$(get "$LIVE/trial/run")" = "$1" ] || fail 73 "the open trial is that of run $(get "$LIVE/trial/run")"
     token=$(get "$LIVE/trial/token")
     [ -z "$token" ] || fail 75 "too late: the trial is being settled ($token)"
@@ -203,8 +206,8 @@ arm() {
     systemctl stop "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
     systemctl reset-failed "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
     # A transient timer can't be extended, so it repeats and reads the deadline from a file. Its AccuracySec
-    # would otherwise be a minute.
-    systemd-run --quiet --collect --unit="$GUARD" --on-active=1 --on-unit-inactive=1 \
+    # would otherwise be a minute, and the start limit would stop it after five ticks.
+    systemd-run --quiet --collect --unit="$GUARD" --on-active=1 --on-unit-inactive=1 --property=StartLimitIntervalSec=0 \
         --timer-property=AccuracySec=100ms --property=Type=oneshot "$SELF" guard "$UNIT" "$run" 8>&-
     mv "$LIVE/trial.new" "$LIVE/trial"
 }
