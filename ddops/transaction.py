@@ -392,7 +392,7 @@ class Transaction:
         return Outcome(
             self.config.name,
             Result.APPLIED,
-            f"{self.config.name} {verb} {settings.text}: proven, and now the last known good",
+            f"{self.config.name} {verb} {settings.describe()}: proven, and now the last known good",
             facts=self._facts(found, unit),
         )
 
@@ -451,7 +451,7 @@ class Transaction:
             )
         self._record(Kind.VERIFIED, before.digest, found, why="restored after an undo")
         facts["restored"] = found.verdict.to_dict(replay=False)
-        return self._back(end, f"{before_settings.text}, proven again: {found.verdict.why}", facts, revoke)
+        return self._back(end, f"{before_settings.describe()}, proven again: {found.verdict.why}", facts, revoke)
 
     def _back(self, end: Undo, restored: str, facts: dict[str, Any], revoke: bool) -> Outcome:
         name = self.config.name
@@ -544,7 +544,7 @@ class Transaction:
             broken, found = self._prove_current(unit, settings, observed)
         if found is not None and not broken:
             self._record(kind, unit.digest, found, why=self.options.command)
-            what = f"{name} runs {settings.text}: {found.verdict.why}"
+            what = f"{name} runs {settings.describe()}: {found.verdict.why}"
             return Outcome(name, result, what, facts=self._facts(found, unit))
         if found is not None:
             self._record(Kind.FAILED, unit.digest, found, why=broken)
