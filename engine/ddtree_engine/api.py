@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ddtree_engine import __version__, api_native, api_openai
+from ddtree_engine.build import build_digest
 from ddtree_engine.generation import Service
 from ddtree_engine.metrics import CONTENT_TYPE
 from ddtree_engine.schemas import (
@@ -71,16 +69,6 @@ def make_app(service: Service, keys: Sequence[bytes] = ()) -> Starlette:
     ]
     middleware = [Middleware(ApiKeyGuard, keys=keys)] if keys else []
     return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
-
-
-@lru_cache(maxsize=1)
-def build_digest() -> str:
-    """sha256 over the package's sources: two engines with the same digest run the same code."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"sha256:{digest.hexdigest()}"
 
 
 def server_info(service: Service) -> dict[str, Any]:

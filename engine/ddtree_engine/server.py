@@ -132,6 +132,8 @@ class _Life:
         self._address = "http://{}:{}".format(*sock.getsockname()[:2])
         self._server = _Server(make_app(service, keys), lambda name: self._signalled(name, worker))
         watchdog = asyncio.create_task(self._watch(worker))
+        if self._config.faults:
+            log.warning("FAULT INJECTION IS ON, output will be wrong on purpose: %s", "; ".join(self._config.faults))
         worker.start(loop)
         await self._server.serve(sockets=[sock])
         watchdog.cancel()
