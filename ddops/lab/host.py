@@ -166,27 +166,29 @@ class Host:
         """`systemctl reboot`, and `wait` until the new boot's sshd answers (not when the host is cut off)."""
         before = self.status()["boots"]
         self.console(["systemctl", "reboot"])
-        for _ in until(WAIT_SECONDS, f"{self.name} did not reboot", self._why):
-            if self.status()["boots"] > before:
-                break
+        self.wait_boot(after=before)
         if wait and not self.status()["cut"]:
             self.wait_ssh()
 
     def reset(self) -> None:
         """A clean host: faults undone, an empty disk, booted again. Keeps name, address and host key."""
-        self.undo_faults(power=False)
-        self.power_cut()
-        self._do("wipe")
-        self.power_on()
+        self.lab.reset([self])
 
-    def undo_faults(self, *, power: bool = True) -> None:
-        """Thaw, restore, undelay, unfill and (with `power`) power on; what isn't broken is left alone."""
+    def wait_boot(self, *, after: int) -> None:
+        """Until it is on, in a later boot than number `after` (see status)."""
+        for _ in until(WAIT_SECONDS, f"{self.name} did not boot again", self._why):
+            status = self.status()
+            if status["on"] and status["boots"] > after:
+                return
+
+    def undo_faults(self) -> None:
+        """Thaw, restore, undelay, unfill the disk and power on; what isn't broken is left alone."""
         status = self.status()
         for broken, remedy in [("frozen", "thaw"), ("cut", "restore"), ("delayed", "undelay")]:
             if status[broken]:
                 self._do(remedy)
         self._do("restore_disk")
-        if power and not status["on"]:
+        if not status["on"]:
             self.power_on()
 
     def _wait_power(self, *, on: bool) -> None:
@@ -212,11 +214,6 @@ class Host:
             self._do("restore_disk")
             return
         self.console(_UNFILL, input=f"{path}\n")
-
-    def changes(self) -> dict[str, str]:
-        """Path to version of every file that is on the host's own disk (versions of folders are empty)."""
-        answer = self.lab.request("changes", host=self.name)
-        return dict(answer["changes"])
 
     def _do(self, what: str, **details: Any) -> None:
         self.lab.request(what, host=self.name, **details)

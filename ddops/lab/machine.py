@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ class Machine:
     boots: int = 0
     cut: bool = False
     wire_pid: int = 0
+    resetting: bool = False
     last_exit: str = ""
 
     @property
@@ -98,10 +98,8 @@ class Machine:
             (local / name).mkdir()
         mount(local, self._root / "usr/local", flags=MS_BIND)
 
-    def wipe(self) -> None:
-        """A new, empty disk. The host must be off."""
-        if self.pid:
-            raise LabError(f"{self.host.name} is on: power it off before its disk is changed")
+    def _wipe(self) -> None:
+        """A new, empty disk. The host is off."""
         linux.detach(self._root)
         linux.detach(self._disk)
         self.insert_disk()
@@ -117,11 +115,6 @@ class Machine:
 
     def _resize_disk(self, size: str) -> None:
         mount("ddlab", self._disk, "tmpfs", linux.MS_REMOUNT | MS_NODEV, f"size={size}")
-
-    def changes(self) -> list[list[Any]]:
-        """[path, version] of all that the host's own layers hold, for telling clean hosts from used ones."""
-        layers = [("/", self._disk / "upper"), ("/usr/", self._disk / "usr-upper")]
-        return [entry for prefix, layer in layers for entry in _entries(prefix, layer)]
 
     # ---- power
 
@@ -149,7 +142,9 @@ class Machine:
         self.last_exit = _REASONS.get(died_of, f"PID 1 ended with wait status {wait_status}")
         with self.state.console_log(self.host.name).open("a") as log:
             log.write(f"ddlab: {self.host.name} ended: {self.last_exit}\n")
-        if died_of == signal.SIGHUP:
+        if self.resetting:
+            self._boot_clean()
+        elif died_of == signal.SIGHUP:
             self.power_on()
 
     def power_off(self) -> None:
@@ -162,6 +157,21 @@ class Machine:
         """As pulling the plug: all processes die at once (a moment later the host is off; see status)."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
+
+    def reset(self) -> None:
+        """All faults undone; then, once the host is off, an empty disk and a new boot (see status: boots)."""
+        self.cut = False
+        self.undelay()
+        self.resetting = True
+        if self.pid:
+            self.power_cut()
+        else:
+            self._boot_clean()
+
+    def _boot_clean(self) -> None:
+        self.resetting = False
+        self._wipe()
+        self.power_on()
 
     @property
     def _freezer(self) -> Path:
@@ -215,14 +225,3 @@ class Machine:
         if self.pid:
             network.move(self.host, network.BRIDGE)
         network.remove_detour(self.host)
-
-
-def _entries(prefix: str, layer: Path) -> list[list[Any]]:
-    found: list[list[Any]] = []
-    for directory, children, files in os.walk(layer):
-        for name in children + files:
-            path = Path(directory, name)
-            info = path.lstat()
-            version = "" if stat.S_ISDIR(info.st_mode) else f"{info.st_size}:{info.st_mtime_ns}:{info.st_mode:o}"
-            found.append([prefix + str(path.relative_to(layer)), version])
-    return found

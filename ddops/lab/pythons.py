@@ -7,17 +7,16 @@ from pathlib import Path
 
 from ddops.lab.spec import LabError
 
-_FACTS = """import json, sys
-print(json.dumps([sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path]))"""
+_FACTS = "import json, sys; print(json.dumps([sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]))"
 
 
 def python_mounts(executable: str | os.PathLike[str]) -> list[str]:
-    """Directories to mount in a host so that `executable` runs there with all it can import here.
+    """Directories to mount in a host so that `executable` runs there with the packages installed for it.
 
     Works for /usr/bin/python3, virtual environments, pyenv, uv, conda and /usr/local alike: the interpreter is asked
-    for its prefixes and import path, and its symbolic links are followed step by step, because every link on the way
-    must exist in the host too. What lies below /usr is left out: hosts have the machine's /usr. Raises LabError when
-    `executable` does not run.
+    for its prefixes, and its symbolic links are followed step by step, because every link on the way must exist in the
+    host too. Editable installs stay out: a host has the code that is put there. So does what lies below /usr, which
+    hosts have anyway. Raises LabError when `executable` does not run.
     """
     path = Path(os.path.abspath(executable))
     facts = [Path(p) for p in _ask(path) if os.path.isdir(p)]
@@ -29,7 +28,7 @@ def python_mounts(executable: str | os.PathLike[str]) -> list[str]:
 
 
 def _ask(path: Path) -> list[str]:
-    """Prefixes and import path, without the working directory, PYTHONPATH and the user's own site-packages (-I)."""
+    """The interpreter's prefixes, as it says itself whatever the environment says (-I)."""
     try:
         answer = subprocess.run([path, "-I", "-c", _FACTS], capture_output=True, text=True, timeout=60, check=True)
         facts: list[str] = json.loads(answer.stdout)

@@ -119,8 +119,6 @@ class Supervisor:
                 self._machine(host).delay(float(milliseconds), float(loss))
             case {"do": "shrink_disk", "host": host, "free_bytes": free_bytes}:
                 self._machine(host).shrink_disk(int(free_bytes))
-            case {"do": "changes", "host": host}:
-                return {"changes": self._machine(host).changes()}
             case {"do": what, "host": host} if what in _SIMPLE:
                 _SIMPLE[what](self._machine(host))
             case _:
@@ -143,7 +141,7 @@ _SIMPLE: dict[str, Callable[[Machine], None]] = {
     "power_on": Machine.power_on,
     "power_off": Machine.power_off,
     "power_cut": Machine.power_cut,
-    "wipe": Machine.wipe,
+    "reset": Machine.reset,
     "restore_disk": Machine.restore_disk,
 }
 
