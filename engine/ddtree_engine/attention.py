@@ -1,0 +1,104 @@
+"""Attention of rows over slabs with PyTorch's SDPA: the CPU path, and the reference of the Triton kernel.
+
+An `Attend` is planned once per pass (masks and index tensors) and called in every layer. Query heads that share a key head are
+laid out as extra rows, so that one call serves a whole group without repeating keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from ddtree_engine.rows import RowBatch, Segment
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(queries [rows, heads, dim], keys [slots, kv heads, dim], values likewise) -> [rows, heads * dim]."""
+
+
+def plan_sdpa(batch: RowBatch, slab_slots: int, groups: int, dtype: torch.dtype) -> Attend:
+    """`groups`: query heads per key head. Many similar segments go as one padded call, others one by one."""
+    device = batch.token_ids.device
+    if len(batch.segments) > 2 and _worth_padding(batch.segments, slab_slots):
+        return _Padded(batch, slab_slots, groups, dtype, device)
+    return _OneByOne(batch, groups, dtype, device)
+
+
+def _mask(segment: Segment, groups: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+    """Additive [groups * rows, seen]: 0 where a row sees a slot, else -inf. None when everything is seen."""
+    if not segment.masked:
+        return None
+    mask = np.zeros((segment.rows, segment.seen), dtype=np.float32)
+    mask[:, segment.past :][~segment.sees()] = -np.inf
+    return torch.from_numpy(np.tile(mask, (groups, 1))).to(device, dtype)
+
+
+class _OneByOne:
+    def __init__(self, batch: RowBatch, groups: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._parts = [
+            (batch.offsets[i], batch.offsets[i + 1], s.base, s.base + s.seen, _mask(s, groups, dtype, device))
+            for i, s in enumerate(batch.segments)
+        ]
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        outs = []
+        for first, end, low, high, mask in self._parts:
+            n, heads, dim = end - first, queries.shape[1], queries.shape[2]
+            kv_heads = keys.shape[1]
+            q = queries[first:end].view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
+            k, v = keys[low:high].transpose(0, 1)[None], values[low:high].transpose(0, 1)[None]
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            outs.append(out.view(kv_heads, -1, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _worth_padding(segments: Sequence[Segment], slab_slots: int) -> bool:
+    """Whether one call over the range of slabs does less than twice the work of the calls it replaces."""
+    lows = [s.base // slab_slots for s in segments]
+    if len(set(lows)) != len(lows):
+        return False
+    span = max(lows) - min(lows) + 1
+    padded = span * max(s.rows for s in segments) * max(s.seen for s in segments)
+    # A call costs about as much as 4096 row x slot products before it does any work.
+    return padded < sum(s.rows * s.seen + 4096 for s in segments)
+
+
+class _Padded:
+    """Every slab between the first and the last used one as one batch; rows and slots padded to the longest."""
+
+    def __init__(
+        self, batch: RowBatch, slab_slots: int, groups: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        slabs = [s.base // slab_slots for s in batch.segments]
+        self._first, self._span = min(slabs), max(slabs) - min(slabs) + 1
+        self._rows = max(s.rows for s in batch.segments)
+        self._seen = max(s.seen for s in batch.segments)
+        self._slab_slots = slab_slots
+        # Rows and slabs that pad the batch see everything: their (unused) softmax stays finite.
+        mask = np.zeros((self._span, self._rows, self._seen), dtype=np.float32)
+        places = []
+        for slab, segment in zip(slabs, batch.segments, strict=True):
+            lane = mask[slab - self._first, : segment.rows]
+            lane[:, segment.past :] = -np.inf
+            lane[:, segment.past : segment.seen][segment.sees()] = 0.0
+            places.extend((slab - self._first) * self._rows + row for row in range(segment.rows))
+        self._mask = torch.from_numpy(np.tile(mask, (1, groups, 1))[:, None]).to(device, dtype)
+        self._places = torch.tensor(places, device=device)
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        rows, heads, dim = queries.shape
+        kv_heads, span, n = keys.shape[1], self._span, self._rows
+        q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries)
+        q = q.view(span, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(span, kv_heads, -1, dim)
+        k, v = self._lanes(keys), self._lanes(values)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
+        out = out.view(span, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(span * n, heads * dim)
+        return out.index_select(0, self._places)
+
+    def _lanes(self, pool: torch.Tensor) -> torch.Tensor:
+        """[slots, kv heads, dim] -> [slabs, kv heads, seen, dim], without a copy."""
+        low = self._first * self._slab_slots
+        lanes = pool[low : low + self._span * self._slab_slots]
+        return lanes.view(self._span, self._slab_slots, *pool.shape[1:])[:, : self._seen].transpose(1, 2)

@@ -1,0 +1,89 @@
+"""Runs row batches on the device: the target pass, its logits, the cache moves and the drafter pass.
+
+The eager runner, for CPU and as the reference on CUDA; `graphs.py` replays the same steps as CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ddtree_engine.attention import Attend, plan_sdpa
+from ddtree_engine.cache import Cache
+from ddtree_engine.drafter import Drafter
+from ddtree_engine.model import Target
+from ddtree_engine.rows import RowBatch
+
+
+class Runner:
+    """Owns the models and the cache. Everything runs on the calling thread."""
+
+    def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, device: torch.device) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.cache = cache
+        self.device = device
+        self.featured = False  # whether the last pass wrote drafter features
+        self.used_graph = False
+
+    def verify(self, rows: RowBatch, *, features: bool) -> torch.Tensor:
+        """Run the target over the rows; keys, values and (asked for) features go to their slots.
+
+        Returns hidden states [rows, hidden] before the final norm.
+        """
+        self.featured = features and self.drafter is not None
+        taps = self.drafter.taps if self.drafter is not None and self.featured else ()
+        attend = self._attend(rows, self.target.config.stack.heads, self.target.config.stack.kv_heads)
+        hidden = self.target.forward(
+            rows.token_ids, rows.positions, rows.slots, self.cache.target, attend, taps
+        )
+        if self.drafter is not None and self.featured:
+            assert self.cache.features is not None
+            self.cache.features.index_copy_(0, rows.slots, self.drafter.features(hidden.tapped))
+        return hidden.last
+
+    def logits(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """float32 [len(rows), vocab]"""
+        if len(rows) == hidden.shape[0]:
+            return self.target.logits(hidden)
+        if len(rows) == rows[-1] - rows[0] + 1:
+            return self.target.logits(hidden[rows[0] : rows[-1] + 1])
+        return self.target.logits(hidden.index_select(0, torch.tensor(rows, device=self.device)))
+
+    def compact(self, source: Sequence[int], target: Sequence[int]) -> None:
+        moved = torch.tensor([source, target], device=self.device)
+        self.cache.compact(moved[0], moved[1])
+
+    def replace_features(
+        self, first: int, count: int, change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Corruption only: rewrite the features of some slots."""
+        if self.cache.features is not None:
+            kept = self.cache.features[first : first + count]
+            kept.copy_(change(kept.clone()))
+
+    def block(self, root: int) -> list[int]:
+        assert self.drafter is not None
+        return self.drafter.block(root)
+
+    def extend(self, positions: Sequence[int], slots: Sequence[int]) -> None:
+        """Append committed tokens (by slot) to the drafter's context."""
+        assert self.drafter is not None and self.cache.drafter is not None and self.cache.features is not None
+        index = torch.tensor([positions, slots], device=self.device)
+        features = self.cache.features.index_select(0, index[1])
+        self.drafter.extend(features, index[0], index[1], self.cache.drafter)
+
+    def draft(self, rows: RowBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks -> (log-probabilities, token ids) [requests, block_size - 1, k] on the device."""
+        assert self.drafter is not None and self.cache.drafter is not None
+        stack = self.drafter.config.stack
+        attend = self._attend(rows, stack.heads, stack.kv_heads)
+        return self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _attend(self, rows: RowBatch, heads: int, kv_heads: int) -> Attend:
+        return plan_sdpa(rows, self.cache.shape.slab_slots, heads // kv_heads, self.target.embedding.dtype)
