@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ddops.journal import Journal
 
 RECONNECT_SECONDS = 60.0
+SETTLE_SECONDS = 180.0  # a confirm or an undo on the host, its wait for port and memory included
 T = TypeVar("T")
+_OF_A_TRIAL = ("extend", "stage", "revoke", "switch", "confirm", "undo")
 
 
 class TooLate(DdopsError):
@@ -96,19 +98,17 @@ class Agent:
                 return locked(name, self.unit, said)
             case commands.TOO_LATE:
                 return TooLate(f"{name}: {said}")
+            case commands.NOTHING_OPEN if verb in _OF_A_TRIAL:
+                return TooLate(f"{name}: {said}; a reboot undoes a trial")
             case commands.INVALID_UNIT:
                 return Refused(
                     f"{name}: systemd does not accept the unit: {said}",
                     means="warnings count as errors here; nothing was started",
                 )
             case commands.NO_ROOM:
-                return Refused(
-                    f"{name}: {said}", means="nothing was changed", hint="free disk space and repeat"
-                )
+                return Refused(f"{name}: {said}", means="nothing was changed", hint="free disk space and repeat")
         if "No space left on device" in said:
-            return Refused(
-                f"{name}: no space left on the device", means=said.splitlines()[-1], hint="free disk space"
-            )
+            return Refused(f"{name}: no space left on the device", means=said.splitlines()[-1], hint="free disk space")
         what = said.splitlines()[-1] if said else f"exit status {result.status}"
         return RemoteFailed(f"{name}: ddops-host {verb} failed: {what}", status=result.status, stderr=said)
 
@@ -118,6 +118,28 @@ class Agent:
     def trial(self) -> tuple[Trial | None, UnitState]:
         result = self.call(commands.trial(self.unit))
         return observe.parse_trial(result.stdout.decode(errors="replace"))
+
+    def settled(self, run: str, seconds: float) -> Trial:
+        """Wait until the host has finished a confirm or an undo; both run there by themselves.
+
+        Raises:
+            RemoteFailed: it had not in `seconds`.
+        """
+        give_up = time.monotonic() + seconds
+        while True:
+            state, _ = self.trial()
+            if state is None:  # a reboot: nothing under /run is left, and so no trial
+                return Trial(run, "", "", "", 0.0, outcome="undone")
+            if state.run == run and not state.open:
+                return state
+            if time.monotonic() >= give_up:
+                raise RemoteFailed(
+                    f"{self.config.name}: the host did not finish in {seconds:.0f} s ({state.token or state.step})",
+                    status=0,
+                    means="it goes on by itself",
+                    hint=f"ddops resume --host {self.config.name}",
+                )
+            time.sleep(0.1)
 
     def logs(self, invocation: str, lines: int = 200) -> list[str]:
         """The journal of one start only, oldest first; empty when there was no such start."""
@@ -131,10 +153,10 @@ class Agent:
         self.call(commands.record(self.unit, self.run, ledger.to_line(entry)))
 
     def lease(self, holder: str) -> Lease:
-        return Lease(self, holder, self.config.guard.seconds)
+        return Lease(self, holder, int(self.config.guard.seconds))
 
     def heartbeat(self, on_taken: Callable[[], None]) -> Heartbeat:
-        return Heartbeat(self, self.config.guard.seconds, on_taken)
+        return Heartbeat(self, int(self.config.guard.seconds), on_taken)
 
 
 def locked(host: str, unit: str, holder: str) -> Locked:

@@ -166,8 +166,9 @@ def reconfig(
 
     What is not named stays as it is on the host.
     """
+    from ddops.ground import Options
     from ddops.plan import Request
-    from ddops.transaction import Options, Transaction
+    from ddops.transaction import Transaction
 
     request = Request(
         budget=budget,
@@ -194,7 +195,8 @@ def reconfig(
 @output_options
 def rollback(hosts: tuple[str, ...], to: str | None, level: str | None, yes: bool, **outputs: Any) -> None:
     """Revoke what is there and go back to the configuration that was verified before it."""
-    from ddops.transaction import Options, Transaction
+    from ddops.ground import Options
+    from ddops.transaction import Transaction
 
     run = session(hosts, **outputs)
     if not yes:
@@ -212,8 +214,8 @@ def rollback(hosts: tuple[str, ...], to: str | None, level: str | None, yes: boo
 @output_options
 def install(hosts: tuple[str, ...], source: str | None, level: str | None, yes: bool, **outputs: Any) -> None:
     """Put the host script and an engine release on a host, and make its first unit a proven one."""
+    from ddops.ground import Options
     from ddops.install import install_host
-    from ddops.transaction import Options
 
     run = session(hosts, **outputs)
     if not yes:
@@ -229,11 +231,12 @@ def install(hosts: tuple[str, ...], source: str | None, level: str | None, yes: 
 @output_options
 def adopt(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
     """Take a hand-written unit as it is, once what it runs is proven. Nothing is restarted."""
-    from ddops.transaction import Options, Transaction
+    from ddops import standing
+    from ddops.ground import Ground, Options
 
     run = session(hosts, **outputs)
     options = Options(run.command, level)
-    run.over(lambda agent: Transaction(agent, run.journal, options).adopt())
+    run.over(lambda agent: standing.adopt(Ground(agent, run.journal, options)))
     run.finish()
 
 
@@ -243,11 +246,12 @@ def adopt(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
 @output_options
 def verify(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
     """Prove what runs again, without a restart, and renew or void its verdict."""
-    from ddops.transaction import Options, Transaction
+    from ddops import standing
+    from ddops.ground import Ground, Options
 
     run = session(hosts, **outputs)
     options = Options(run.command, level)
-    run.over(lambda agent: Transaction(agent, run.journal, options).verify())
+    run.over(lambda agent: standing.verify(Ground(agent, run.journal, options)))
     run.finish()
 
 
@@ -256,11 +260,12 @@ def verify(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
 @output_options
 def resume(hosts: tuple[str, ...], **outputs: Any) -> None:
     """Finish what an interrupted run left behind: wait for the host to settle, then prove what runs."""
-    from ddops.transaction import Options, Transaction
+    from ddops import standing
+    from ddops.ground import Ground, Options
 
     run = session(hosts, **outputs)
     options = Options(run.command)
-    run.over(lambda agent: Transaction(agent, run.journal, options).resume())
+    run.over(lambda agent: standing.resume(Ground(agent, run.journal, options)))
     run.finish()
 
 
@@ -417,4 +422,3 @@ def run() -> None:
 def _leave(text: str, code: int) -> None:
     click.echo(text, err=True)
     raise SystemExit(int(code)) from None
-

@@ -23,9 +23,9 @@ from ddops.state import Observed
 
 if TYPE_CHECKING:
     from ddops.agent import Agent
+    from ddops.ground import Options
     from ddops.journal import Journal
     from ddops.outcome import Outcome
-    from ddops.transaction import Options
 
 PACKAGE = "ddtree_engine"
 SYSTEMD = 250  # /run/systemd/system.control before /etc; tried on 252 and 257
@@ -131,9 +131,7 @@ def put_release(agent: Agent, release: Release) -> bool:
     """
     engine = agent.config.engine
     try:
-        result = agent.call(
-            commands.release(engine.releases_dir, engine.release, release.manifest_digest, release.tar)
-        )
+        result = agent.call(commands.release(engine.releases_dir, engine.release, release.manifest_digest, release.tar))
     except RemoteFailed as problem:
         raise Refused(f"{problem.what}", means="the release was not installed") from problem
     return result.stdout.strip() == b"installed"
@@ -209,4 +207,3 @@ def _engine_release(agent: Agent, journal: Journal, observed: Observed, source: 
         put_release(agent, pack(folder))
     with journal.step(agent.config.name, "host's Python"):
         check_python(agent, journal)
-

@@ -282,7 +282,7 @@ to_etc() { # FILE: write, fsync, rename, fsync the folder
 revoke() {
     names "$1"; run=$2; digest=$3
     locked; holds "$run"; open_trial "$run"
-    [ -f "$KEEP/units/$digest" ] || fail 66 "no stored unit $digest"
+    [ -f "$KEEP/units/$digest" ] || fail 65 "no stored unit $digest"
     [ "$(digest_of "$KEEP/units/$digest")" = "$digest" ] || fail 65 "the stored unit $digest is damaged"
     append_once revoked "$run" "$(cat)"
     to_etc "$KEEP/units/$digest"

@@ -1,0 +1,132 @@
+"""What is proven without a change: the baseline before one, `verify`, `adopt`, and what `resume` finds.
+
+Nothing here restarts an engine or touches a unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddops import commands, plan
+from ddops.agent import SETTLE_SECONDS
+from ddops.engines import Settings
+from ddops.errors import Exit, Refused
+from ddops.ground import Ground
+from ddops.outcome import Outcome, Result
+from ddops.plan import Request
+from ddops.prove.evidence import Baseline, Verdict
+from ddops.state import Entry, Kind, Observed
+from ddops.units import Unit
+
+
+def verify(ground: Ground) -> Outcome:
+    """Prove the running engine again, without a restart; its verdict is renewed or void."""
+    with ground.leased():
+        observed = ground.agent.look()
+        unit, settings = ground.running(observed)
+        return in_place(ground, unit, settings, observed)
+
+
+def adopt(ground: Ground) -> Outcome:
+    """Take a hand-written unit as it is, byte for byte, once what it runs is proven.
+
+    Raises:
+        Refused: it is no unit ddops can stand for (drop-ins, a container client, several commands).
+    """
+    with ground.leased():
+        observed = ground.agent.look()
+        plan.adoptable(ground.config, observed)
+        unit, settings = ground.running(observed)
+        ground.agent.call(commands.keep(ground.agent.unit, ground.agent.run))
+        return in_place(ground, unit, settings, observed, kind=Kind.ADOPTED)
+
+
+def resume(ground: Ground) -> Outcome:
+    """Finish what an interrupted run left: wait until the host has settled, then prove what runs."""
+    name = ground.name
+    state, _ = ground.agent.trial()
+    if state is not None and state.open:
+        ground.warn(f"run {state.run} left a trial; its guard decides in {max(0.0, state.guard_in_seconds):.0f} s")
+        with ground.step("wait for the host to settle"):
+            state = ground.agent.settled(state.run, max(0.0, state.guard_in_seconds) + SETTLE_SECONDS)
+    observed = ground.agent.look()
+    if observed.etc_unit is None:
+        return Outcome(name, Result.UNCHANGED, f"{name} has no unit and no open trial: nothing to finish")
+    interrupted = state is not None and any(e.kind is Kind.UNDONE and e.run == state.run for e in observed.ledger)
+    standing = plan.verification(observed)
+    if standing.verified:
+        outcome = Outcome(name, Result.UNCHANGED, f"{name} has nothing left to finish: {standing.text}")
+    else:
+        outcome = verify(ground)
+    if interrupted and not standing.verified and outcome.result is Result.VERIFIED:
+        # The interrupted change did not survive; 0 would call it a success.
+        return replace(outcome, result=Result.ROLLED_BACK, means="the interrupted change was undone by the host")
+    return outcome
+
+
+def baseline(ground: Ground, observed: Observed, request: Request) -> Baseline | None:
+    """The running configuration is known to be good before it is touched, or that is said first.
+
+    Returns:
+        the numbers that relative gates compare with; None when there is nothing to compare with.
+
+    Raises:
+        Refused: what runs is not proven, and `--from-broken` was not given.
+    """
+    if observed.etc_unit is None:
+        return None
+    standing = plan.verification(observed)
+    if standing.verified and standing.entry is not None:
+        return _recorded(standing.entry)
+    unit, settings = ground.running(observed)
+    with ground.step("fresh baseline"):
+        broken, found = ground.prove_current(unit, settings, observed)
+    if found is not None and not broken:
+        ground.record(Kind.VERIFIED, unit.digest, found, why="fresh baseline before a change")
+        return Baseline.of(found.verdict)
+    if request.from_broken:
+        ground.warn(f"what runs is not proven ({broken}); going on, since --from-broken was given")
+        return None
+    raise Refused(
+        f"{ground.name} is broken or unproven before the change: {broken}",
+        means="nothing was changed; an undo would have nothing good to go back to",
+        hint=f"ddops rollback --host {ground.name}, or repeat with --from-broken",
+    )
+
+
+def _recorded(entry: Entry) -> Baseline | None:
+    try:
+        return Baseline.of(Verdict.from_dict(entry.verdict))
+    except (ValueError, KeyError, TypeError):
+        return None  # recorded by another version: relative gates are then not scored, and say so
+
+
+def in_place(
+    ground: Ground,
+    unit: Unit,
+    settings: Settings,
+    observed: Observed,
+    *,
+    kind: Kind = Kind.VERIFIED,
+    result: Result = Result.VERIFIED,
+) -> Outcome:
+    """Prove what runs and put the verdict on record, whatever it is."""
+    name = ground.name
+    with ground.step("prove"):
+        broken, found = ground.prove_current(unit, settings, observed)
+    if found is not None and not broken:
+        ground.record(kind, unit.digest, found, why=ground.options.command)
+        what = f"{name} runs {settings.describe()}: {found.verdict.why}"
+        return Outcome(name, result, what, facts=ground.facts(found, unit))
+    if found is not None:
+        ground.record(Kind.FAILED, unit.digest, found, why=broken)
+    unsure = found is not None and found.verdict.kind == "inconclusive"
+    return Outcome(
+        name,
+        Result.NOT_PROVEN,
+        f"{name}: what runs is not proven: {broken}",
+        means="nothing was restarted and nothing was restored",
+        hint=f"ddops rollback --host {name}, or take it out of service",
+        facts=ground.facts(found, unit) if found else {},
+        exit_override=Exit.INCONCLUSIVE if unsure else None,
+    )
