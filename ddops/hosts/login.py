@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,6 +79,10 @@ class Login(Connection):  # type: ignore[misc]  # fabric ships no types
             raise
 
     def _open(self) -> None:
+        # Named key files are read first: a mistake in the inventory needs no host to be found.
+        offers = keys(self.target, self._left())
+        if self.target.identity_required:
+            offers = iter(list(offers))
         marks = [time.monotonic()]
         addresses = _look_up(self.target, self._left())
         marks.append(time.monotonic())
@@ -87,7 +92,7 @@ class Login(Connection):  # type: ignore[misc]  # fabric ships no types
         marks.append(self._negotiate(lines))
         marks.append(time.monotonic())
         check_host_key(self.target, lines, self.transport.get_remote_server_key())
-        self._authenticate()
+        self._authenticate(offers)
         marks.append(time.monotonic())
         self.timings = Timings(*(after - before for before, after in pairwise(marks)))
 
@@ -149,9 +154,9 @@ class Login(Connection):  # type: ignore[misc]  # fabric ships no types
             raise _negotiation_failed(self.target, self.transport)
         return banner or time.monotonic()
 
-    def _authenticate(self) -> None:
+    def _authenticate(self, offers: Iterator[tuple[str, Any]]) -> None:
         tried: list[str] = []
-        for label, key in keys(self.target, self._left()):
+        for label, key in offers:
             tried.append(label)
             self.transport.auth_timeout = self._left()
             try:

@@ -41,6 +41,7 @@ class Lines:
         self._stream = stream
         self._only = only
         self._sections = sections
+        self._steps = progress.Steps()
         self._heartbeat = heartbeat_seconds
         self._clock = clock
         self._lock = threading.RLock()
@@ -54,6 +55,7 @@ class Lines:
         with self._lock:
             if self._only is not None and event["event"] not in self._only:
                 return
+            event = dict(self._steps.seen(event))
             self._track(event)
             if self._sections is not None:
                 self._say(self._sections.around(event), raw=True)

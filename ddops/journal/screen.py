@@ -46,10 +46,12 @@ class Screen:
             *columns, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False
         )
         self._lock = threading.RLock()
+        self._steps = progress.Steps()
         self._tasks: dict[str, tuple[TaskID, str]] = {}  # host -> live line and its step
 
     def write(self, event: Event) -> None:
         with self._lock:
+            event = dict(self._steps.seen(event))
             kind, host = event["event"], event["host"] or ""
             if kind == "step.started":
                 self._begin(host, str(event.get("step")))

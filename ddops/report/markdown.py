@@ -65,7 +65,7 @@ def _host(host: HostRun) -> list[str]:
     if host.plan.get("settings"):
         lines += [f"Settings: {cell(settings_text(host.plan['settings']))}", ""]
     if host.steps:
-        rows = [[cell(s.name), _ok(s.ok), seconds_text(s.seconds)] for s in host.steps]
+        rows = [[cell(s.name), _ok(s.passed), seconds_text(s.seconds)] for s in host.steps]
         lines += [*table(["step", "", "time"], rows), ""]
     for step in host.steps:
         if step.probes:

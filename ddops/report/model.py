@@ -28,6 +28,12 @@ class Step:
     verdict: dict[str, Any] | None = None
     died: dict[str, Any] | None = None
 
+    @property
+    def passed(self) -> bool | None:
+        """Ran to its end, and neither its verdict nor the engine's death says otherwise."""
+        bad = self.died is not None or (self.verdict or {"kind": "pass"}).get("kind") != "pass"
+        return False if bad else self.ok
+
 
 @dataclass(slots=True)
 class HostRun:

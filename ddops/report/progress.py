@@ -111,6 +111,25 @@ _LINES: dict[str, Any] = {
 }
 
 
+class Steps:
+    """A step that ran to its end but whose verdict or engine was bad did not go well: show it so."""
+
+    def __init__(self) -> None:
+        self._bad: set[str] = set()
+
+    def seen(self, event: Event) -> Event:
+        """The event as it should be shown."""
+        kind, host = event.get("event"), str(event.get("host") or "")
+        if kind == "step.started":
+            self._bad.discard(host)
+        elif kind == "died" or (kind == "verdict" and mapping(event.get("verdict")).get("kind") != "pass"):
+            self._bad.add(host)
+        elif kind == "step.finished" and host in self._bad:
+            self._bad.discard(host)
+            return {**event, "ok": False}
+        return event
+
+
 class Sections(ABC):
     """Fold the log by host in a CI's own way (GitLab sections, GitHub groups). One section at a time."""
 

@@ -56,7 +56,7 @@ def settings_text(settings: object) -> str:
 
 
 def seconds_text(seconds: object) -> str:
-    """`0.3 s`, `75 s`, `12 min 5 s`."""
+    """`0.3 s`, `75 s`, `12 min 5 s`, `20 min`."""
     if not isinstance(seconds, (int, float)):
         return ""
     if seconds < 10:
@@ -64,7 +64,7 @@ def seconds_text(seconds: object) -> str:
     if seconds < 180:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
 def count_text(number: int, noun: str) -> str:
