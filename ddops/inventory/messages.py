@@ -44,7 +44,7 @@ class Problem:
         path, owner = _real_path(item["loc"], model, raw)
         kind, value, context = item["type"], item["input"], item.get("ctx", {})
         if kind == "extra_forbidden":
-            return cls(path, "unknown key", near(str(path[-1]), owner.model_fields if owner else ()))
+            return cls(path, "unknown key", near(str(path[-1]), _keys(owner)))
         if kind == "value_error":
             return cls(path, f"{_shown(value)} {context['error']}" if "error" in context else item["msg"])
         if kind in _LIMITS:
@@ -76,6 +76,10 @@ _OR_AUTO = ("budget", "max_running_requests")
 def _numeric(item: Mapping[str, Any]) -> bool:
     """A union `int | "auto"` complains twice; the number's complaint reads better unless text was given."""
     return item.get("ctx", {}).get("expected") == "'auto'" and not isinstance(item["input"], str)
+
+
+def _keys(owner: type[Section] | None) -> list[str]:
+    return [info.alias or name for name, info in owner.model_fields.items()] if owner else []
 
 
 def _scalar(value: Any) -> bool:

@@ -33,6 +33,7 @@ from ddops.inventory.values import (
     User,
     Variable,
     VariableText,
+    WholeSeconds,
 )
 
 
@@ -104,25 +105,31 @@ class SpecSection(Section):
 
 
 class Ready(Section):
-    timeout_seconds: Seconds = 1200
+    timeout_seconds: WholeSeconds = 1200
     probe_timeout_seconds: Seconds = 10
 
 
 class Guard(Section):
     """The host's own undo: `seconds` after the last heartbeat, `cap_seconds` after the start whatever happens."""
 
-    seconds: Seconds = 180
-    cap_seconds: Seconds = 3600
+    seconds: WholeSeconds = 180
+    cap_seconds: WholeSeconds = 3600
 
 
 class Gates(Section):
-    """Limits of a pass: `coding` is a share of problems, the others are ratios to the last known-good."""
+    """Limits of a pass: shares of what was asked, and ratios to the last known-good."""
 
-    coding: Share = 1.0
-    throughput: Ratio = 0.9  # at least
-    acceptance: Ratio = 0.8  # at least
-    ttft: Ratio = 2.0  # at most
-    inter_token: Ratio = 2.0  # at most
+    # The key is `copy`; BaseModel has a method of that name, so the attribute is copy_ids.
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    coding: Share = 1.0  # share of coding problems solved
+    copy_ids: Share = Field(default=1.0, alias="copy")  # share of ids repeated exactly
+    answers: Share = 1.0  # share of short questions answered right
+    throughput: Ratio = 0.9  # of the last known-good, at least
+    acceptance: Ratio = 0.8  # of the last known-good, at least
+    ttft: Ratio = 2.0  # of the last known-good, at most
+    inter_token: Ratio = 2.0  # of the last known-good, at most
+    gap: Annotated[float, Field(gt=0, le=20, allow_inf_nan=False)] | None = None  # nats; None: measured on the host
 
 
 class Sampling(Section):
@@ -131,6 +138,13 @@ class Sampling(Section):
     temperature: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=1_000_000)] | None = None
+
+    def keys(self) -> list[str]:
+        """What was given, so that a sampling section can be passed on as keyword arguments."""
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    def __getitem__(self, name: str) -> float | int | None:
+        return getattr(self, name)  # type: ignore[no-any-return]
 
 
 class Prove(Section):

@@ -135,6 +135,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Amount = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, allow_inf_nan=False)]
+WholeSeconds = Annotated[int, Field(ge=1, le=7 * 86400)]  # the host script counts in whole seconds
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Auto = Literal["auto"]

@@ -8,7 +8,18 @@ from ddops.units.amend import amend
 from ddops.units.diff import argv_diff, diff, redact
 from ddops.units.parse import Assignment, ParsedUnit, UnitError, parse
 from ddops.units.quoting import env_quote, exec_line, exec_quote
-from ddops.units.render import FENCE_NAME, Unit, digest_of, fence, inventories_dir, is_ours, render, templates_dir
+from ddops.units.render import (
+    FENCE_NAME,
+    Unit,
+    digest,
+    fence,
+    from_text,
+    inventories_dir,
+    is_ours,
+    render,
+    settings,
+    templates_dir,
+)
 
 __all__ = [
     "FENCE_NAME",
@@ -19,15 +30,17 @@ __all__ = [
     "amend",
     "argv_diff",
     "diff",
-    "digest_of",
+    "digest",
     "env_quote",
     "exec_line",
     "exec_quote",
     "fence",
+    "from_text",
     "inventories_dir",
     "is_ours",
     "parse",
     "redact",
     "render",
+    "settings",
     "templates_dir",
 ]

@@ -41,11 +41,21 @@ class Unit:
     def of(cls, name: str, text: bytes, argv: Sequence[str] | None = None) -> Unit:
         """Raises UnitError when no argv is given and the text can't be understood."""
         words = tuple(argv) if argv is not None else parse(text, name).argv
-        return cls(name, text, digest_of(text), words)
+        return cls(name, text, hashlib.sha256(text).hexdigest(), words)
 
 
-def digest_of(text: bytes) -> str:
+def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
+
+
+def from_text(name: str, text: bytes) -> Unit:
+    """A unit read from a host. Raises UnitError when it can't be understood."""
+    return Unit.of(name, text)
+
+
+def settings(unit: Unit, config: HostConfig) -> Settings:
+    """What a unit's command sets. Raises ArgvError when its flags can't be read."""
+    return profile_of(config.engine).parse_argv(unit.argv)
 
 
 def is_ours(text: bytes) -> bool:
@@ -53,7 +63,7 @@ def is_ours(text: bytes) -> bool:
     return text.startswith(HEADER)
 
 
-def render(config: HostConfig, settings: Settings) -> Unit:
+def render(config: HostConfig, chosen: Settings) -> Unit:
     """The unit of this host with these settings.
 
     Raises:
@@ -61,10 +71,10 @@ def render(config: HostConfig, settings: Settings) -> Unit:
     """
     engine = config.engine
     profile = profile_of(engine)
-    argv = profile.argv(engine, settings)
+    argv = profile.argv(engine, chosen)
     text = _template(f"{engine.kind}.service.j2").render(
         description=f"{engine.kind} inference engine",
-        settings=settings.describe(),
+        settings=chosen.describe(),
         exec_start=exec_line(argv),
         engine=engine,
         environment=sorted(engine.environment.items()),
