@@ -382,9 +382,9 @@ def doctor(hosts: tuple[str, ...]) -> None:
 def show_inventory(example: bool) -> None:
     """Check the inventory and list its hosts."""
     if example:
-        from ddops.units import data_file
+        from ddops.units import inventories_dir
 
-        click.echo(data_file("inventories/example.yaml").decode(), nl=False)
+        click.echo((inventories_dir() / "example.yaml").read_text(encoding="utf-8"), nl=False)
         return
     fleet = read_inventory(click.get_current_context().find_root().params.get("inventory"))
     width = max(len(name) for name in fleet.hosts)

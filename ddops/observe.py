@@ -37,6 +37,12 @@ class _Facts:
         value = self.text(key)
         return int(value) if value.lstrip("-").isdigit() else default
 
+    def number(self, key: str) -> float:
+        try:
+            return float(self.text(key, "0"))
+        except ValueError:
+            return 0.0
+
     def bytes(self, key: str) -> bytes | None:
         if key not in self._values:
             return None
@@ -77,16 +83,14 @@ def parse(host: str, text: str) -> Observed:
     """Facts from the host script's answer; unknown keys are from a newer script and are left alone."""
     facts = _Facts(text)
     if not facts.all("boot"):
-        raise RemoteFailed(
-            f"{host} answered with something that is no observation", status=0, stderr=text[:400]
-        )
+        raise RemoteFailed(f"{host} answered with something that is no observation", status=0, stderr=text[:400])
     entries, notes = ledger.parse(facts.bytes("ledger") or b"")
     gpu = _gpu(facts.all("gpu"))
     owner = facts.text("port_owner")
     return Observed(
         host=host,
         boot=facts.text("boot"),
-        uptime_seconds=float(facts.text("uptime", "0")),
+        uptime_seconds=facts.number("uptime"),
         systemd=_leading_integer(facts.text("systemd")),
         unit=unit_state(facts),
         etc_unit=facts.bytes("etc"),

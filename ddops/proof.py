@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddops.engines import PROFILES, Settings
+from ddops.engines import Settings, profile_of
+from ddops.errors import ConnectionLost, RemoteTimeout
 from ddops.plan import key as memory_key
 from ddops.state import Observed
 from ddops.units import Unit
 
 if TYPE_CHECKING:
     from ddops.agent import Agent
+    from ddops.inventory import Prove as ProveSection
     from ddops.journal import Journal
     from ddops.prove.client import EngineClient
     from ddops.prove.evidence import Baseline, Evidence, Verdict
+    from ddops.prove.verdicts import Policy
 
 ATTEMPTS = 3  # of one battery, each after a lost connection
 
@@ -42,9 +45,7 @@ def client(agent: Agent) -> Iterator[EngineClient]:
 
     engine = agent.config.engine
     with agent.remote.http(engine.port) as http:
-        yield EngineClient(
-            http, PROFILES[engine.kind], api_key=_api_key(agent), model=engine.served_model_name
-        )
+        yield EngineClient(http, profile_of(engine), api_key=_api_key(agent), model=engine.served_model_name)
 
 
 def _api_key(agent: Agent) -> str | None:
@@ -79,16 +80,16 @@ def prove(
         whatever `check` raises; ConnectionLost when the host stays away; DdopsError otherwise.
     """
     for attempt in range(1, ATTEMPTS + 1):
-        proof = _once(agent, unit, settings, invocation, journal, level, baseline, check)
-        if proof.verdict.kind in ("pass", "corrupt", "degraded") or attempt == ATTEMPTS:
-            break
-        if agent.remote.alive(timeout=5.0):
-            break  # the connection held: what the battery says is about the engine
+        try:
+            proof = _once(agent, unit, settings, invocation, journal, level, baseline, check)
+            if proof.verdict.kind not in ("crashed", "inconclusive") or agent.remote.alive(timeout=5.0):
+                return proof  # the connection held: what the battery says is about the engine
+        except (ConnectionLost, RemoteTimeout):
+            if attempt == ATTEMPTS:
+                raise
         agent.look()  # reconnects, or raises when the host stays away
         check()
-        journal.emit(
-            "warning", host=agent.config.name, text="the connection broke in mid-proof; proving anew"
-        )
+        journal.emit("warning", host=agent.config.name, text="the connection broke in mid-proof; proving anew")
     return proof
 
 
@@ -106,7 +107,7 @@ def _once(
     from ddops.prove.evidence import Level
 
     config = agent.config
-    profile = PROFILES[config.engine.kind]
+    profile = profile_of(config.engine)
     observed = agent.look()
 
     def on_event(evidence: Evidence) -> None:
@@ -130,9 +131,21 @@ def _once(
     return Proof(verdict, memory_key(config, settings, observed, info), observed, settings)
 
 
-def policy(prove: Any, settings: Settings) -> Any:
+def policy(prove: ProveSection, settings: Settings) -> Policy:
     """The inventory's `prove` section as the battery's policy."""
     from ddops.prove.verdicts import Gates, Policy
 
-    gates = Gates(**prove.gates.model_dump())
-    return Policy(gates=gates, max_running=settings.max_running, **prove.sampling)
+    asked = prove.gates
+    gates = Gates(
+        coding=asked.coding,
+        throughput=asked.throughput,
+        acceptance=asked.acceptance,
+        latency=max(asked.ttft, asked.inter_token),
+    )
+    sampling = prove.sampling
+    return Policy(
+        gates=gates,
+        max_running=settings.max_running,
+        temperature=0.7 if sampling.temperature is None else sampling.temperature,
+        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+    )

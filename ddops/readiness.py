@@ -104,9 +104,7 @@ def wait(
 
 def _show(journal: Journal, host: str, unit: UnitState, elapsed: float, budget: float) -> None:
     text = unit.status_text or f"{unit.active_state} ({unit.sub_state})"
-    journal.emit(
-        "phase", host=host, text=text, fraction=fraction_of(unit.status_text), elapsed=elapsed, budget=budget
-    )
+    journal.emit("phase", host=host, text=text, fraction=fraction_of(unit.status_text), elapsed=elapsed, budget=budget)
 
 
 def _death(unit: UnitState, invocation: str) -> str:
@@ -142,13 +140,13 @@ def _ended(unit: UnitState) -> str:
 
 def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool = False) -> Died:
     """Say what this start's own log lines mean; a log that can't be read takes nothing away from `why`."""
-    from ddops.engines import PROFILES
+    from ddops.engines import profile_of
 
     try:
         lines = agent.logs(invocation, LOG_LINES)
     except DdopsError as problem:
         return Died(seconds, f"{why}; its log could not be read: {problem.what}", hung=hung)
-    findings = PROFILES[agent.config.engine.kind].classify_log(lines)
+    findings = profile_of(agent.config.engine).classify_log(lines)
     if findings:
         worst = findings[-1]
         return Died(

@@ -178,7 +178,7 @@ class Transaction(Ground):
 
     def _stage(self, change: Change) -> None:
         agent, unit = self.agent, change.unit
-        fence = units.fence(self.config, change.observed.addresses) if self.config.fence.enabled else b""
+        fence = units.fence(self.config, change.observed.addresses)
         entry = self.entry(Kind.ATTEMPT, unit.digest, settings=change.settings.to_dict(), why=self.options.command)
         with self.step("stage the trial"):
             agent.call(commands.stage(agent.unit, agent.run, unit.digest, unit.text, fence, to_line(entry)))

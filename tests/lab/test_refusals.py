@@ -1,0 +1,135 @@
+"""What is refused is refused before anything is touched, in one line, with its own exit code."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from ddops.lab import Host
+
+from tests.lab.fleet import UNIT, Operator, running_budget
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def host(operator: Operator) -> Host:
+    chosen = operator.lab.hosts[0]
+    operator.at(chosen, 8)
+    return chosen
+
+
+@pytest.fixture
+def untouched(host: Host) -> object:
+    """Nothing on the host changes over the test: unit, process, ledger, trial."""
+
+    def snapshot() -> str:
+        return host.ssh(
+            f"sha256sum /etc/systemd/system/{UNIT} /var/lib/ddops/{UNIT}/ledger.ndjson; "
+            f"systemctl show {UNIT} -p MainPID -p InvocationID; ls -A /run/systemd/system.control /run/ddops/{UNIT}"
+        ).stdout
+
+    before = snapshot()
+    yield
+    assert snapshot() == before
+
+
+def _one_line(text: str) -> str:
+    errors = [line for line in text.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, text
+    assert "Traceback" not in text
+    return errors[0]
+
+
+def test_an_unknown_host_is_a_usage_error(operator: Operator) -> None:
+    run = operator.ddops("reconfig", "--budget", "16", "--host", "lab-99")
+    assert run.code == 2
+    assert "lab-99" in _one_line(run.err)
+
+
+@pytest.mark.parametrize("budget", ["0", "-3", "many", "1.5", ""])
+def test_a_budget_that_is_no_positive_integer_is_a_usage_error(operator: Operator, budget: str) -> None:
+    run = operator.ddops("reconfig", f"--budget={budget}", "--host", "lab-01")
+    assert run.code == 2
+    assert "Traceback" not in run.err
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_held_host_is_left_alone(operator: Operator, host: Host) -> None:
+    host.ssh(f"printf 'somebody, run other\\nddops reconfig\\n' | /usr/local/lib/ddops/ddops-host lease take {UNIT} other 60")
+    run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert run.code == 7
+    assert "somebody" in _one_line(run.err)
+    assert operator.ddops("unlock", "--host", host.name).code == 0
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_wrong_host_key_is_never_accepted(operator: Operator, host: Host, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "k")], check=True)
+    kind, key, *_ = (tmp_path / "k.pub").read_text().split()
+    (tmp_path / "known").write_text(f"{host.address} {kind} {key}\n")
+    operator.write(known_hosts=tmp_path / "known")
+    run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert run.code == 8
+    assert "SHA256:" in run.err
+    operator.write()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_an_unreachable_host_is_unknown_not_failed(operator: Operator, host: Host) -> None:
+    operator.write(hosts={"lab-01": "10.231.0.77"})
+    run = operator.ddops("reconfig", "--budget", "12", "--host", "lab-01")
+    assert run.code == 6
+    _one_line(run.err)
+    operator.write()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_product_over_the_limit_is_refused_with_the_largest_value_that_fits(operator: Operator, host: Host) -> None:
+    operator.write(extra="  limits: {verify_rows: {cpu: 60}, disk_free_mib: 64}\n".replace("  limits", "  limits"))
+    text = operator.inventory.read_text().replace("  limits: {disk_free_mib: 64}\n", "", 1)
+    operator.inventory.write_text(text)
+    run = operator.ddops("reconfig", "--budget", "16", "--host", host.name)
+    assert run.code == 3
+    assert "3" in run.err
+    operator.write()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_full_disk_is_refused(operator: Operator, host: Host) -> None:
+    with host.fill("/var/lib/ddops"):
+        run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert run.code in (3, 4), run.err
+    assert "space" in run.err or "disk" in run.err
+
+
+def test_a_unit_that_is_not_ours_is_refused_and_can_be_adopted(operator: Operator) -> None:
+    host = operator.lab.hosts[1]
+    operator.at(host, 8)
+    text = host.read(f"/etc/systemd/system/{UNIT}")
+    by_hand = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#"))
+    host.ssh(f"systemctl stop {UNIT}; rm -rf /var/lib/ddops/{UNIT}")
+    host.write(f"/etc/systemd/system/{UNIT}", by_hand)
+    host.ssh(f"systemctl daemon-reload; systemctl start {UNIT}", timeout=60)
+    refused = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert refused.code == 3
+    assert "adopt" in refused.err
+    adopted = operator.ddops("adopt", "--host", host.name)
+    assert adopted.code == 0, adopted.err
+    assert host.read(f"/etc/systemd/system/{UNIT}") == by_hand
+    changed = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert changed.code == 0, changed.err
+    assert running_budget(host) == 12
+    back = operator.ddops("rollback", "--host", host.name)
+    assert back.code == 0, back.err
+    assert host.read(f"/etc/systemd/system/{UNIT}") == by_hand
+
+
+def test_a_dry_run_touches_nothing_and_says_so_in_its_exit_code(operator: Operator, host: Host) -> None:
+    run = operator.ddops("reconfig", "--budget", "12", "--host", host.name, "--dry-run", "--detailed-exitcode")
+    assert run.code == 10, run.err
+    assert "budget" in run.out + run.err
+    assert running_budget(host) == 8
+    same = operator.ddops("reconfig", "--budget", "8", "--host", host.name, "--dry-run", "--detailed-exitcode")
+    assert same.code == 0

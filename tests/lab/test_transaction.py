@@ -1,0 +1,171 @@
+"""The main job on real hosts: every arrow of the transaction cut once, each story ending on a proven configuration."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from ddops.lab import Host
+
+from tests.lab.fleet import UNIT, Operator, running_budget
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def host(operator: Operator) -> Host:
+    """A host that is on budget 8, verified."""
+    chosen = operator.lab.hosts[0]
+    operator.at(chosen, 8)
+    return chosen
+
+
+# ---------------------------------------------------------------- it works, and it is taken back when it does not
+def test_a_good_change_is_proven_confirmed_and_opened_to_users(operator: Operator, host: Host) -> None:
+    before = operator.status(host)["invocation"]
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    fenced = host.ssh(f"systemctl show {UNIT} -p Restart --value").stdout.strip()
+    invocation = host.ssh(f"systemctl show {UNIT} -p InvocationID --value").stdout.strip()
+    run = started.end()
+    assert run.code == 0, run.err
+    assert fenced == "no"
+    operator.assert_proven(host, 12)
+    after = operator.status(host)["invocation"]
+    assert after == invocation != before, "promotion must not restart what was proven"
+
+
+def test_second_run_changes_nothing(operator: Operator, host: Host) -> None:
+    before = operator.status(host)["invocation"]
+    run = operator.ddops("reconfig", "--budget", "8", "--host", host.name, "--json")
+    assert run.code == 0, run.err
+    assert run.json["hosts"][0]["result"] == "unchanged"
+    assert operator.status(host)["invocation"] == before
+
+
+def test_garbage_is_caught_and_the_host_goes_back_and_is_proven_again(operator: Operator, host: Host) -> None:
+    operator.write(faults=("garbage,above-budget=16",))
+    run = operator.ddops("reconfig", "--budget", "32", "--host", host.name)
+    assert run.code == 4, run.err
+    operator.assert_proven(host, 8)
+    again = operator.ddops("reconfig", "--budget", "32", "--host", host.name)
+    assert again.code == 3, "known-bad is refused with its evidence"
+    assert running_budget(host) == 8
+
+
+@pytest.mark.parametrize("fault", ["crash-start,above-budget=16", "hang-start,above-budget=16"])
+def test_an_engine_that_dies_or_hangs_at_start_is_taken_back(operator: Operator, host: Host, fault: str) -> None:
+    operator.write(faults=(fault,), ready=20)
+    begun = time.monotonic()
+    run = operator.ddops("reconfig", "--budget", "24", "--host", host.name, "--retry-known-bad")
+    assert run.code == 4, run.err
+    if fault.startswith("crash"):
+        assert time.monotonic() - begun < 60, "a death ends the wait at once"
+    operator.assert_proven(host, 8)
+
+
+# ---------------------------------------------------------------- the controller dies, at every boundary
+STEPS = ["arm the guard", "stage the trial", "switch", "ready", "prove", "confirm"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_controller_killed_at_any_step_the_host_settles_by_itself(operator: Operator, host: Host, step: str) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step=step)
+    started.kill()
+    run = operator.ddops("resume", "--host", host.name)
+    assert run.code in (0, 4), run.err
+    budget = running_budget(host)
+    assert budget in (8, 12)
+    assert budget == 8 or step == "confirm", "only a confirmation that was claimed is completed forward"
+    operator.assert_proven(host, budget)
+
+
+# ---------------------------------------------------------------- the host and the network
+def test_a_reboot_in_mid_trial_undoes_it(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    host.reboot()
+    run = started.end()
+    assert run.code in (4, 6), run.err
+    host.wait_ssh(60)
+    operator.ddops("resume", "--host", host.name)
+    operator.assert_proven(host, 8)
+
+
+def test_a_power_cut_in_mid_trial_undoes_it(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="ready")
+    host.power_cut()
+    host.power_on()
+    host.wait_ssh(60)
+    run = started.end()
+    assert run.code in (4, 6), run.err
+    operator.ddops("resume", "--host", host.name)
+    operator.assert_proven(host, 8)
+
+
+def test_a_network_cut_longer_than_the_guard_undoes_the_trial(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    host.cut()
+    run = started.end()
+    host.restore()
+    assert run.code == 6, run.err
+    assert operator.ddops("resume", "--host", host.name).code in (0, 4)
+    operator.assert_proven(host, 8)
+
+
+def test_a_network_cut_shorter_than_the_guard_is_ridden_out(operator: Operator, host: Host) -> None:
+    operator.write(guard=60)
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    host.cut()
+    time.sleep(8)
+    host.restore()
+    run = started.end()
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 12)
+
+
+# ---------------------------------------------------------------- the operator
+def test_ctrl_c_once_goes_back_to_a_proven_state(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    started.interrupt()
+    run = started.end()
+    assert run.code == 130, run.err
+    operator.assert_proven(host, 8)
+
+
+def test_ctrl_c_twice_leaves_and_says_when_the_host_undoes(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    started.interrupt()
+    started.wait_for("step.started", step="undo")
+    started.interrupt()
+    run = started.end()
+    assert run.code == 130, run.err
+    assert "by itself" in run.err + run.out
+    assert operator.ddops("resume", "--host", host.name).code in (0, 4)
+    operator.assert_proven(host, 8)
+
+
+# ---------------------------------------------------------------- the other commands
+def test_rollback_goes_to_the_previous_verified_and_never_back_to_the_revoked(operator: Operator, host: Host) -> None:
+    assert operator.ddops("reconfig", "--budget", "12", "--host", host.name).code == 0
+    run = operator.ddops("rollback", "--host", host.name)
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 8)
+    kinds = [entry["kind"] for entry in operator.ddops("history", "--host", host.name, "--json").json["hosts"][0]["entries"]]
+    assert "revoked" in kinds
+
+
+def test_a_restart_voids_the_verdict_and_verify_renews_it(operator: Operator, host: Host) -> None:
+    host.ssh(f"systemctl restart {UNIT}", timeout=60)
+    assert not operator.status(host)["verified"]
+    invocation = operator.status(host)["invocation"]
+    run = operator.ddops("verify", "--host", host.name)
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 8)
+    assert operator.status(host)["invocation"] == invocation, "verify never restarts"
