@@ -11,6 +11,7 @@ from ddops.engines.argv import ArgvError, normalise_argv
 from ddops.engines.ddtree import DDTREE
 from ddops.engines.logs import FatalLine, Finding
 from ddops.engines.profile import Acceptance, Endpoints, Profile
+from ddops.engines.settings import AUTO as AUTO_BUDGET
 from ddops.engines.settings import Settings
 from ddops.engines.sglang import SGLANG
 from ddops.engines.vllm import VLLM
@@ -28,6 +29,7 @@ def profile_of(engine: EngineSection) -> Profile:
 
 
 __all__ = [
+    "AUTO_BUDGET",
     "PROFILES",
     "Acceptance",
     "ArgvError",
