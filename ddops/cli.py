@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SEARCHED = ("inventory.yaml", "inventories/default.yaml", "~/.config/ddops/inventory.yaml")
 
 
-class _Count(click.ParamType):
+class _Count(click.ParamType[int | str]):
     """A whole number of at least 1, or "auto"."""
 
     name = "N|auto"
@@ -236,7 +236,7 @@ def adopt(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
 
     run = session(hosts, **outputs)
     options = Options(run.command, level)
-    run.over(lambda agent: standing.adopt(Ground(agent, run.journal, options)))
+    run.each(lambda agent: standing.adopt(Ground(agent, run.journal, options)))
     run.finish()
 
 
@@ -251,7 +251,7 @@ def verify(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
 
     run = session(hosts, **outputs)
     options = Options(run.command, level)
-    run.over(lambda agent: standing.verify(Ground(agent, run.journal, options)))
+    run.each(lambda agent: standing.verify(Ground(agent, run.journal, options)))
     run.finish()
 
 
@@ -265,7 +265,7 @@ def resume(hosts: tuple[str, ...], **outputs: Any) -> None:
 
     run = session(hosts, **outputs)
     options = Options(run.command)
-    run.over(lambda agent: standing.resume(Ground(agent, run.journal, options)))
+    run.each(lambda agent: standing.resume(Ground(agent, run.journal, options)))
     run.finish()
 
 
@@ -280,7 +280,7 @@ def unlock(hosts: tuple[str, ...], yes: bool, **outputs: Any) -> None:
     run = session(hosts, **outputs)
     if not yes:
         run.ask("unlock")
-    run.over(looking.unlock)
+    run.each(looking.unlock)
     run.finish()
 
 
@@ -296,7 +296,7 @@ def wait(hosts: tuple[str, ...], until: str, timeout: str, **outputs: Any) -> No
 
     seconds = looking.duration(timeout)
     run = session(hosts, **outputs)
-    run.over(lambda agent: looking.wait(agent, run.journal, until, seconds))
+    run.each(lambda agent: looking.wait(agent, run.journal, until, seconds))
     run.finish()
 
 

@@ -194,7 +194,8 @@ def _engine_release(agent: Agent, journal: Journal, observed: Observed, source: 
             means="nothing was installed",
             hint=f"set it in the inventory, such as release: {__version__}",
         )
-    folder = Path(source or engine.source).expanduser() if source or engine.source else default_source()
+    named = source or engine.source
+    folder = Path(named).expanduser() if named else default_source()
     if folder is None:
         if engine.release in observed.releases:
             return

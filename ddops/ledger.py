@@ -46,6 +46,6 @@ def _entry(document: Any) -> Entry:
         raise TypeError("not an object")
     if document.get("v") != VERSION:
         raise ValueError(f"version {document.get('v')!r}, this ddops reads {VERSION}")
-    texts = {name: str(document.get(name, "")) for name in _TEXT_FIELDS}
-    objects = {name: dict(document.get(name) or {}) for name in _OBJECT_FIELDS}
+    texts: dict[str, Any] = {name: str(document.get(name, "")) for name in _TEXT_FIELDS}
+    objects: dict[str, Any] = {name: dict(document.get(name) or {}) for name in _OBJECT_FIELDS}
     return Entry(kind=Kind(document["kind"]), **texts, **objects)

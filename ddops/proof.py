@@ -135,17 +135,11 @@ def policy(prove: ProveSection, settings: Settings) -> Policy:
     """The inventory's `prove` section as the battery's policy."""
     from ddops.prove.verdicts import Gates, Policy
 
-    asked = prove.gates
-    gates = Gates(
-        coding=asked.coding,
-        throughput=asked.throughput,
-        acceptance=asked.acceptance,
-        latency=max(asked.ttft, asked.inter_token),
-    )
     sampling = prove.sampling
     return Policy(
-        gates=gates,
+        gates=Gates(**prove.gates.model_dump(by_alias=True)),
         max_running=settings.max_running,
-        temperature=0.7 if sampling.temperature is None else sampling.temperature,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
     )

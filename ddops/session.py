@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -91,16 +91,28 @@ class Session:
             yield Agent(remote, config, self.run, self.journal)
 
     def over(self, act: Act) -> None:
-        """Act on the hosts wave by wave: the canary of each architecture first, no further once limits are met."""
+        """Change the hosts wave by wave: the canary of each architecture first, no further once limits are met."""
         policy = rollout.policy(self.fleet.rollout)
+        by_name = {host.name: host for host in self.hosts}
         with self._stoppable():
             while isinstance(step := rollout.decide(self.hosts, self.outcomes, policy), rollout.Continue):
-                for config in step.hosts:
-                    self.outcomes.append(self._one(config, act))
-                    if self.outcomes[-1].result is Result.INTERRUPTED:
-                        return
+                if not self._all([by_name[host.name] for host in step.hosts], act):
+                    return
         if isinstance(step, rollout.Halt):
-            self.journal.emit("halted", reason=step.reason)
+            self.journal.emit("halted", reason=step.reason, left=list(step.left))
+
+    def each(self, act: Act) -> None:
+        """Every host gets its turn, whatever becomes of the others: for commands that change no configuration."""
+        with self._stoppable():
+            self._all(self.hosts, act)
+
+    def _all(self, hosts: Sequence[HostConfig], act: Act) -> bool:
+        """False when the operator has stopped it."""
+        for config in hosts:
+            self.outcomes.append(self._one(config, act))
+            if self.outcomes[-1].result is Result.INTERRUPTED:
+                return False
+        return True
 
     def _one(self, config: HostConfig, act: Act) -> Outcome:
         try:

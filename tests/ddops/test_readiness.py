@@ -18,7 +18,7 @@ TRIAL = Trial("r", "d", "", "", 10.0, open=True)
 
 
 def _config() -> inventory.HostConfig:
-    text = "version: 1\nhosts:\n  h: {address: 10.0.0.1, ready: {probe_timeout_seconds: 1}}\n"
+    text = "version: 1\nhosts:\n  h: {address: 10.0.0.1, engine: {release: r1, model: models/target, drafter: models/drafter-b16}, ready: {probe_timeout_seconds: 1}}\n"
     return inventory.load(text, "test.yaml").hosts["h"]
 
 

@@ -1,0 +1,123 @@
+"""`ddops probe`: the battery against a host or any endpoint. Nothing is changed, held or recorded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddops.errors import DdopsError, Exit, UsageError
+
+if TYPE_CHECKING:
+    from ddops.agent import Agent
+    from ddops.prove.client import EngineClient
+    from ddops.prove.evidence import Evidence, Verdict
+    from ddops.session import Session
+
+_EXITS = {"pass": Exit.OK, "inconclusive": Exit.INCONCLUSIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line wants of the battery."""
+
+    level: str
+    only: tuple[str, ...]
+    replay: str | None
+    save: str | None
+    reference: str | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        from ddops.prove.battery import PROBES
+
+        unknown = [name for name in self.only if name not in PROBES]
+        if unknown:
+            raise UsageError(
+                f"no probe is called {unknown[0]!r}", means="nothing was probed", hint=f"there are {', '.join(PROBES)}"
+            )
+
+
+def exit_of(verdict: Verdict) -> Exit:
+    """The code of a verdict nobody acts on: anything but a pass needs a person, or a better look."""
+    return _EXITS.get(str(verdict.kind), Exit.RESTORE_FAILED)
+
+
+def endpoint(url: str, engine: str, asked: Asked) -> int:
+    """Probe an address without SSH: a pipeline's side-car, a colleague's server."""
+    import httpx
+
+    from ddops.prove.client import EngineClient
+
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is no http:// or https:// address", means="nothing was probed")
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    with httpx.Client(base_url=url, limits=limits) as http:
+        verdict = _ask(EngineClient(http, engine), asked)
+    _show(url, verdict, asked)
+    return int(exit_of(verdict))
+
+
+def hosts(run: Session, asked: Asked) -> int:
+    """Probe the engines of the named hosts over their one SSH connection each."""
+    code = Exit.OK
+    for config in run.hosts:
+        try:
+            with run.connected(config) as agent:
+                verdict = _host(agent, asked)
+        except DdopsError as problem:
+            click.echo(str(problem), err=True)
+            code = max(code, problem.exit)
+            continue
+        _show(config.name, verdict, asked)
+        code = max(code, exit_of(verdict))
+    return int(code)
+
+
+def _host(agent: Agent, asked: Asked) -> Verdict:
+    from ddops import proof
+
+    with proof.client(agent) as client:
+        return _ask(client, asked)
+
+
+def _ask(client: EngineClient, asked: Asked) -> Verdict:
+    import httpx
+
+    from ddops.prove import battery, replay
+    from ddops.prove.client import EngineClient
+    from ddops.prove.evidence import Level
+
+    def on_event(evidence: Evidence) -> None:
+        click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {evidence.got or evidence.detail}", err=True)
+
+    if asked.replay:
+        return replay.again(client, _saved(asked.replay), on_event=on_event)
+    with httpx.Client(base_url=asked.reference or "http://127.0.0.1") as other:
+        reference = EngineClient(other, "ddtree") if asked.reference else None
+        return battery.run(
+            client, level=Level(asked.level), reference=reference, only=asked.only or None, on_event=on_event
+        )
+
+
+def _saved(file: str) -> Verdict:
+    from ddops.prove.evidence import Verdict
+
+    try:
+        return Verdict.from_json(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"{file} is no saved verdict: {problem}", means="nothing was probed") from problem
+
+
+def _show(where: str, verdict: Verdict, asked: Asked) -> None:
+    if asked.save:
+        Path(asked.save).write_text(verdict.to_json(), encoding="utf-8")
+    if asked.as_json:
+        click.echo(json.dumps({"v": 1, "at": where, "verdict": verdict.to_dict(replay=False)}))
+        return
+    click.echo(f"{where}: {verdict.kind}: {verdict.why}")
+    if verdict.power:
+        click.echo(verdict.power)
