@@ -254,11 +254,9 @@ class Faults:
 
 
 def server_budget(engine: Engine) -> int:
-    """Tree nodes below the root that the server may use: what `FaultContext.budget` says, for the shell."""
-    budget = engine.config.speculative_ddtree_budget
-    if engine.config.speculative_algorithm.mode is SpecMode.TREE and isinstance(budget, int):
-        return budget
-    return max(0, engine.info.max_rows - 1)
+    """Tree nodes below the root (for `auto`: the most) that the server has room for, as `FaultContext.budget`."""
+    config = engine.config
+    return (engine.info.max_rows - config.chunked_prefill_size) // config.max_running_requests - 1
 
 
 def _build(text: str, kind: Kind, values: Mapping[str, float]) -> Fault:

@@ -7,7 +7,7 @@ the device thread hands over counts it has anyway. Not here: per-request figures
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,23 +22,21 @@ _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 @dataclass(frozen=True, slots=True)
-class SpecTotals:
-    """Sums over requests that speculate, since the start. Speculation-off requests would only blur them."""
+class Totals:
+    """Sums since the start. All but `tokens` are over requests that speculate: the others would only blur them."""
 
-    requests: int = 0
+    tokens: int = 0  # that left the engine, of every request
+    spec_requests: int = 0
     verify_passes: int = 0
-    committed_tokens: int = 0
+    committed_tokens: int = 0  # by these passes: a prompt's own pass gives the first token and is none of them
     accepted_drafts: int = 0
     proposed_drafts: int = 0
 
-    def since(self, earlier: SpecTotals) -> SpecTotals:
-        return SpecTotals(
-            self.requests - earlier.requests,
-            self.verify_passes - earlier.verify_passes,
-            self.committed_tokens - earlier.committed_tokens,
-            self.accepted_drafts - earlier.accepted_drafts,
-            self.proposed_drafts - earlier.proposed_drafts,
-        )
+    def since(self, earlier: Totals) -> Totals:
+        return Totals(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+
+    def plus(self, more: Totals) -> Totals:
+        return Totals(*(one + other for one, other in zip(astuple(self), astuple(more), strict=True)))
 
     @property
     def accept_length(self) -> float | None:
@@ -49,36 +47,34 @@ class SpecTotals:
         return self.accepted_drafts / self.proposed_drafts if self.proposed_drafts else None
 
 
-class SpecTally:
-    """Adds updates of speculating requests up to SpecTotals. Used by the device thread only."""
+class Tally:
+    """Adds updates up to Totals. Used by the device thread only."""
 
     def __init__(self) -> None:
-        self.totals = SpecTotals()
-        self._open: dict[str, Update | None] = {}
+        self.totals = Totals()
+        self._last: dict[str, Update | None] = {}  # of speculating requests that have not ended
 
-    def start(self, request_id: str) -> None:
-        self._open[request_id] = None
-        t = self.totals
-        self.totals = SpecTotals(
-            t.requests + 1, t.verify_passes, t.committed_tokens, t.accepted_drafts, t.proposed_drafts
-        )
+    def start(self, request_id: str, *, speculates: bool) -> None:
+        if speculates:
+            self._last[request_id] = None
+            self.totals = self.totals.plus(Totals(spec_requests=1))
 
     def note(self, update: Update) -> None:
-        if update.request_id not in self._open:
+        self.totals = self.totals.plus(Totals(tokens=len(update.token_ids)))
+        if update.request_id not in self._last:
             return
-        last, t = self._open[update.request_id], self.totals
+        last = self._last[update.request_id]
         passes = update.verify_passes - (last.verify_passes if last else 0)
-        self.totals = SpecTotals(
-            t.requests,
-            t.verify_passes + passes,
-            # A token that came without a verify pass is the prompt pass's own first one.
-            t.committed_tokens + (len(update.token_ids) if passes else 0),
-            t.accepted_drafts + update.accepted_drafts - (last.accepted_drafts if last else 0),
-            t.proposed_drafts + update.proposed_drafts - (last.proposed_drafts if last else 0),
+        more = Totals(
+            verify_passes=passes,
+            committed_tokens=len(update.token_ids) if passes else 0,
+            accepted_drafts=update.accepted_drafts - (last.accepted_drafts if last else 0),
+            proposed_drafts=update.proposed_drafts - (last.proposed_drafts if last else 0),
         )
-        self._open[update.request_id] = update
+        self.totals = self.totals.plus(more)
+        self._last[update.request_id] = update
         if update.finish is not None:
-            del self._open[update.request_id]
+            del self._last[update.request_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +91,12 @@ class Meter:
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._mark: tuple[Stats, SpecTotals, float] | None = None
+        self._mark: tuple[Stats, Totals, float] | None = None
         self.figures = Figures()
         self.stats: Stats | None = None
-        self.totals = SpecTotals()
+        self.totals = Totals()
 
-    def round(self, stats: Stats, totals: SpecTotals, now: float) -> str | None:
+    def round(self, stats: Stats, totals: Totals, now: float) -> str | None:
         """Note the state after a round; a log line when a window is full."""
         self.stats, self.totals = stats, totals
         if self._mark is None:
@@ -111,20 +107,19 @@ class Meter:
         self._close(stats, totals, now)
         return decode_line(stats, self.figures)
 
-    def idle(self, stats: Stats, totals: SpecTotals, now: float) -> None:
+    def idle(self, stats: Stats, totals: Totals, now: float) -> None:
         """Nothing is running: close the window, so that the gauges are about what just ran."""
         self.stats, self.totals = stats, totals
         if self._mark is not None and stats.rounds > self._mark[0].rounds:
             self._close(stats, totals, now)
         self._mark = None
 
-    def _close(self, stats: Stats, totals: SpecTotals, now: float) -> None:
+    def _close(self, stats: Stats, totals: Totals, now: float) -> None:
         assert self._mark is not None
-        before, totals_before, then = self._mark
-        window = totals.since(totals_before)
+        _, before, then = self._mark
+        window = totals.since(before)
         elapsed = max(now - then, 1e-9)
-        rate = (stats.committed_tokens - before.committed_tokens) / elapsed
-        self.figures = Figures(window.accept_length, window.accept_rate, rate)
+        self.figures = Figures(window.accept_length, window.accept_rate, window.tokens / elapsed)
         self._mark = (stats, totals, now)
 
 
@@ -231,7 +226,7 @@ class _Live(Collector):
         yield self._count(
             "ddtree:committed_tokens", "Tokens these passes committed.", totals.committed_tokens
         )
-        yield self._count("ddtree:spec_requests", "Requests that speculated.", totals.requests)
+        yield self._count("ddtree:spec_requests", "Requests that speculated.", totals.spec_requests)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -21,7 +21,7 @@ import uvicorn
 from ddtree_engine.api import make_app
 from ddtree_engine.chat import ChatTemplate, ChatTemplateError
 from ddtree_engine.config import EngineConfig, SpecMode
-from ddtree_engine.faults import Faults
+from ddtree_engine.faults import Faults, server_budget
 from ddtree_engine.generation import SamplingDefaults, Service
 from ddtree_engine.metrics import Meter, Metrics
 from ddtree_engine.notify import Notifier
@@ -107,7 +107,7 @@ def startup_lines(engine: Engine) -> list[str]:
     budget, block = config.speculative_ddtree_budget, info.block_size
     match config.speculative_algorithm.mode:
         case SpecMode.TREE:
-            nodes = budget + 1 if isinstance(budget, int) else "auto"
+            nodes = server_budget(engine) + 1
             lines.append(
                 f"Initialized DDTree worker. block_size={block} tree_budget={budget} max_tree_nodes={nodes}"
             )
@@ -151,7 +151,6 @@ class _Life:
         if text != self._last_progress:
             self._last_progress = text
             self._notifier.status(text)
-            log.debug(text)
 
     def ready(self, engine: Engine) -> None:
         for line in startup_lines(engine):

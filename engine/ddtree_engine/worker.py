@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ddtree_engine.config import ConfigError
-from ddtree_engine.metrics import Meter, SpecTally
+from ddtree_engine.metrics import Meter, Tally
 from ddtree_engine.requests import Request, RequestError, Sampling, Stats, Update
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Worker:
         self._observer = observer
         self._meter = meter
         self._faults = faults
-        self._tally = SpecTally()
+        self._tally = Tally()
         self._inbox: queue.Queue[_Command] = queue.Queue()
         self._tickets: dict[str, Ticket] = {}  # event-loop thread only
         self._stop = threading.Event()
@@ -311,8 +311,7 @@ class Worker:
             except RequestError as exc:
                 self._post(self._refuse, command.request.id, exc)
                 return
-            if command.request.mode.drafts:
-                self._tally.start(command.request.id)
+            self._tally.start(command.request.id, speculates=command.request.mode.drafts)
         elif isinstance(command, _Cancel):
             engine.cancel(command.request_id)
         else:
@@ -330,8 +329,7 @@ def queue_limit(max_running: int) -> int:
 
 def warm_up(engine: Engine) -> None:
     """One real generation, so that READY means it can generate. Raises RuntimeError when it cannot."""
-    vocabulary = engine.info.vocab_size
-    prompt = tuple(100 % vocabulary + i % max(1, vocabulary - 100) for i in range(4))
+    prompt = tuple(i % engine.info.vocab_size for i in range(100, 104))
     sampling = Sampling(max_new_tokens=4, ignore_eos=True)
     [generated] = engine.generate([prompt], sampling, engine.config.speculative_algorithm.mode)
     if not generated.token_ids:

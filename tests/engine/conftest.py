@@ -176,7 +176,7 @@ class FakeInfo:
     vocab_size: int = 300
     eos_token_ids: tuple[int, ...] = (2, 0)
     block_size: int | None = 8
-    max_rows: int = 9
+    max_rows: int = 16 * 9 + 512  # 16 requests with 8 nodes and a root each, and a prefill chunk
 
 
 def _score(request: Request) -> InputLogprobs | None:
