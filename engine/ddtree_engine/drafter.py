@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from ddtree_engine.attention import Attend
 from ddtree_engine.cache import LayerCache
 from ddtree_engine.checkpoint import DrafterConfig
-from ddtree_engine.model import Linear, Stack, Target, Tensors, norm, rotate
+from ddtree_engine.model import Linear, Norm, Stack, Target, Tensors, rotate
 
 
 class Drafter:
@@ -38,15 +37,15 @@ class Drafter:
         self._target = target
         self._stack = Stack(tensors, "", config.stack, positions, device)
         self._fuse = Linear(tensors["fc.weight"])
-        self._fused_norm = tensors["hidden_norm.weight"]
-        self._final_norm = tensors["norm.weight"]
+        self._fused_norm = Norm(tensors["hidden_norm.weight"], config.stack.eps)
+        self._final_norm = Norm(tensors["norm.weight"], config.stack.eps)
         # Keys and values of every layer come from the same feature: one matrix for all.
         self._context = Linear(torch.cat([layer.kv_weight for layer in self._stack.layers]))
-        self._k_norms = torch.stack([layer.k_norm for layer in self._stack.layers])[:, None]  # [layers, 1, dim]
+        self._k_norm = Norm(torch.stack([layer.k_norm for layer in self._stack.layers])[:, None], config.stack.eps)
 
     def features(self, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
         """[rows, hidden] from the tapped target layers' outputs."""
-        return norm(self._fuse(torch.cat(list(tapped), dim=-1)), self._fused_norm, self.config.stack.eps)
+        return self._fused_norm(self._fuse(torch.cat(list(tapped), dim=-1)))
 
     def extend(
         self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: LayerCache
@@ -54,8 +53,7 @@ class Drafter:
         """Append committed tokens to the context: features [rows, hidden] at their positions and slots."""
         s = self.config.stack
         kv = self._context(features).view(-1, s.layers, 2, s.kv_heads, s.head_dim)
-        keys = F.rms_norm(kv[:, :, 0].float(), (s.head_dim,), None, s.eps).mul_(self._k_norms)
-        keys = rotate(keys, self._stack.rope.at(positions)[:, None]).to(features.dtype)
+        keys = rotate(self._k_norm.exact(kv[:, :, 0]), self._stack.rope.at(positions)[:, None]).to(features.dtype)
         cache.keys.index_copy_(1, slots, keys.transpose(0, 1))
         cache.values.index_copy_(1, slots, kv[:, :, 1].transpose(0, 1))
 
@@ -78,7 +76,7 @@ class Drafter:
         """
         x, _ = self._stack.forward(self._target.embed(token_ids), positions, slots, cache, attend)
         drafted = x.view(-1, self.block_size, x.shape[-1])[:, 1:].flatten(0, 1)
-        logits = self._target.head(norm(drafted, self._final_norm, self.config.stack.eps)).float()
+        logits = self._target.head(self._final_norm(drafted)).float()
         best, ids = logits.topk(k, dim=-1)
         logprobs = best - logits.logsumexp(dim=-1, keepdim=True)
         shape = (-1, self.block_size - 1, k)

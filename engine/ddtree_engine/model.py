@@ -7,6 +7,7 @@ side by side and the rotation is one complex product; q . k does not change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,27 @@ def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     return packed
 
 
+class Norm:
+    """RMSNorm over the last axis, in float32 inside. weight [..., dim] may differ per head."""
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        dim = weight.shape[-1]
+        self._weight, self._eps, self._fused = weight, eps, weight.device.type != "cpu" and weight.dim() == 1
+        # x / rms(x) = x * sqrt(dim) / hypot(|x|, sqrt(dim * eps)): four small kernels instead of PyTorch's eight on CPU.
+        self._floor = torch.tensor(math.sqrt(dim * eps), dtype=torch.float32, device=weight.device)
+        self._scaled = weight.float() * math.sqrt(dim)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._fused:
+            return F.rms_norm(x, (x.shape[-1],), self._weight, self._eps)
+        return self.exact(x).to(x.dtype)
+
+    def exact(self, x: torch.Tensor) -> torch.Tensor:
+        """float32, whatever x is."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x / torch.hypot(length, self._floor)).mul_(self._scaled)
+
+
 class Rope:
     """Rotations by position: complex64 [positions, head dim / 2], always in float32."""
 
@@ -87,16 +109,17 @@ class Layer:
         dim = stack.head_dim
         q, k = pair_heads(take("self_attn.q_proj"), dim), pair_heads(take("self_attn.k_proj"), dim)
         v = take("self_attn.v_proj")
-        self.input_norm = take("input_layernorm")
-        self.post_norm = take("post_attention_layernorm")
+        self.input_norm = Norm(take("input_layernorm"), stack.eps)
+        self.post_norm = Norm(take("post_attention_layernorm"), stack.eps)
         self.qkv = Linear(torch.cat([q, k, v]))
         self.kv_weight = torch.cat([k, v])  # [2 * kv heads * dim, hidden]; the drafter projects its context with it
         self.out = Linear(take("self_attn.o_proj"))
         self.gate_up = Linear(torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")]))
         self.down = Linear(take("mlp.down_proj"))
-        self.k_norm = pair_heads(take("self_attn.k_norm"), dim).float()
-        q_norm = pair_heads(take("self_attn.q_norm"), dim).float()
-        self.qk_norm = torch.cat([q_norm.expand(stack.heads, dim), self.k_norm.expand(stack.kv_heads, dim)])
+        self.k_norm = pair_heads(take("self_attn.k_norm"), dim)  # [dim]
+        q_norm = pair_heads(take("self_attn.q_norm"), dim)
+        heads = torch.cat([q_norm.expand(stack.heads, dim), self.k_norm.expand(stack.kv_heads, dim)])
+        self.qk_norm = Norm(heads, stack.eps)
 
 
 class Stack:
@@ -120,21 +143,16 @@ class Stack:
         c, turns, tapped = self.config, self.rope.at(positions), []
         qk_heads = c.heads + c.kv_heads
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(norm(x, layer.input_norm, c.eps)).view(x.shape[0], -1, c.head_dim)
-            qk = F.rms_norm(qkv[:, :qk_heads].float(), (c.head_dim,), None, c.eps).mul_(layer.qk_norm)
-            qk = rotate(qk, turns).to(x.dtype)
+            qkv = layer.qkv(layer.input_norm(x)).view(x.shape[0], -1, c.head_dim)
+            qk = rotate(layer.qk_norm.exact(qkv[:, :qk_heads]), turns).to(x.dtype)
             cache.keys[i].index_copy_(0, slots, qk[:, c.heads :])
             cache.values[i].index_copy_(0, slots, qkv[:, qk_heads:])
             x = layer.out.add(attend(qk[:, : c.heads], cache.keys[i], cache.values[i]), x)
-            gate, up = layer.gate_up(norm(x, layer.post_norm, c.eps)).chunk(2, dim=-1)
+            gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
             x = layer.down.add(F.silu(gate).mul_(up), x)
             if i in taps:
                 tapped.append(x)
         return x, tapped
-
-
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +170,7 @@ class Target:
         self.config = config
         self.embedding = tensors["model.embed_tokens.weight"]
         self.stack = Stack(tensors, "model.", config.stack, positions, device)
-        self.final_norm = tensors["model.norm.weight"]
+        self.final_norm = Norm(tensors["model.norm.weight"], config.stack.eps)
         self.head = Linear(self.embedding if config.tied else tensors["lm_head.weight"])
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -171,4 +189,4 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [rows, vocab] from rows before the final norm."""
-        return self.head(norm(hidden, self.final_norm, self.config.stack.eps)).float()
+        return self.head(self.final_norm(hidden)).float()
