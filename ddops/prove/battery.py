@@ -1,0 +1,232 @@
+"""The front: run the battery against an engine and come to a verdict.
+
+It orders the stages so that gross damage shows within seconds and ends the run, hands every piece of evidence out as it
+comes, and turns a dead engine or a spent clock into evidence. It does not restart, undo or record anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from ddops.prove import power
+from ddops.prove.client import EngineClient, Limits
+from ddops.prove.evidence import Baseline, Evidence, Fault, Level, Outcome, Verdict, VerdictKind
+from ddops.prove.golden import Golden
+from ddops.prove.judging import Bench, served
+from ddops.prove.session import EngineDied, OutOfTime, Session
+from ddops.prove.stages import STAGES, Stage, alarms_evidence, golden_stage, rescore_stage
+from ddops.prove.verdicts import Policy, decide
+from ddops.prove.wire import EngineError, Failure
+
+DEFAULT_POLICY = Policy()
+OnEvent = Callable[[Evidence], None]
+PROBES = ("applied", *(p for s in STAGES for p in s.probes), "golden", "alarms", "served")
+
+
+def run(
+    client: EngineClient,
+    *,
+    level: Level = Level.QUICK,
+    policy: Policy = DEFAULT_POLICY,
+    baseline: Baseline | None = None,
+    applied: Evidence | None = None,
+    reference: EngineClient | None = None,
+    golden: Golden | None = None,
+    only: Collection[str] | None = None,
+    log: Sequence[str] = (),
+    on_event: OnEvent = lambda _: None,
+    digest: str = "",
+    invocation: str = "",
+) -> Verdict:
+    """Prove the engine behind `client`.
+
+    Args:
+        baseline: numbers of the last known-good for the relative gates.
+        applied: evidence on whether what runs is what was meant to (applied.compare).
+        reference: an engine with the same weights that can score, for engines that refuse to.
+        golden: answers recorded on this host with speculation off (golden.record).
+        only: names of probes to run; the verdict then rests on these.
+        log: log lines of this start, the last source for acceptance.
+        on_event: gets each piece of evidence as it comes; what it raises ends the run.
+        digest, invocation: what the verdict is bound to.
+
+    Raises:
+        ValueError: `only` names an unknown probe. What the HTTP transport raises for a lost connection to the
+        host (a DdopsError) passes through: it is not the engine's fault.
+    """
+    unknown = sorted(set(only or ()) - set(PROBES))
+    if unknown:
+        raise ValueError(f"no probe is called {unknown[0]!r}; there are {', '.join(PROBES)}")
+    client.limits = Limits(policy.request_seconds, policy.stall_seconds)
+    session = Session(client, Level(level), policy, baseline, reference)
+    session.notes["log"] = tuple(log)
+    found = _Collected(on_event)
+    if applied is not None and _wanted("applied", only):
+        found.add(applied)
+    _stages(Bench(session), golden, only, found)
+    return _verdict(session, found.evidence, policy, only, digest, invocation)
+
+
+def prove_url(
+    url: str,
+    engine: str = "ddtree",
+    level: Level = Level.QUICK,
+    *,
+    policy: Policy = DEFAULT_POLICY,
+    api_key: str | None = None,
+    model: str | None = None,
+    only: Collection[str] | None = None,
+    on_event: OnEvent = lambda _: None,
+    baseline: Baseline | None = None,
+    reference_url: str | None = None,
+) -> Verdict:
+    """Prove an engine at an address, with no host behind it: nothing is said about which unit runs."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    with httpx.Client(base_url=url, limits=limits) as http, httpx.Client(base_url=reference_url or url) as other:
+        client = EngineClient(http, engine, api_key=api_key, model=model)
+        reference = EngineClient(other, "ddtree") if reference_url else None
+        return run(
+            client, level=level, policy=policy, baseline=baseline, reference=reference, only=only, on_event=on_event
+        )
+
+
+class _Collected:
+    """Evidence so far, handed out as it comes."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.evidence: list[Evidence] = []
+        self._on_event = on_event
+
+    def add(self, evidence: Evidence) -> None:
+        self.evidence.append(evidence)
+        self._on_event(evidence)
+
+
+def _wanted(probe: str, only: Collection[str] | None) -> bool:
+    return not only or probe in only
+
+
+def _stages(bench: Bench, golden: Golden | None, only: Collection[str] | None, found: _Collected) -> None:
+    """Stages in order until one ends the run; then the evidence that every run has."""
+    stages = [*STAGES, Stage("golden", ("golden",), lambda b: golden_stage(b, golden))]
+    chosen = [s for s in stages if any(_wanted(p, only) for p in s.probes)]
+    ended = ""
+    for stage in chosen:
+        if ended:
+            for probe in stage.probes:
+                if _wanted(probe, only):
+                    found.add(Evidence(probe, Outcome.NOT_SCORED, detail=ended))
+            continue
+        ended = _one(bench, stage, only, found)
+    died = ended.startswith("the engine died")
+    if not died and _wanted("rescore", only):
+        died = bool(_guarded(bench, "rescore", lambda: rescore_stage(bench), only, found))
+    if not died and _wanted("alarms", only):
+        died = bool(_guarded(bench, "alarms", lambda: [alarms_evidence(bench, bench.session.turns)], only, found))
+    if not died and bench.session.turns:
+        found.add(served(bench.session.turns))
+
+
+def _one(bench: Bench, stage: Stage, only: Collection[str] | None, found: _Collected) -> str:
+    """Run one stage. Returns why the run ends here, or ''."""
+    ended = _guarded(bench, stage.name, lambda: stage.run(bench), only, found)
+    if ended:
+        return ended
+    convicted = [e for e in found.evidence if e.outcome is Outcome.FAIL and e.fault is Fault.OUTPUT]
+    if convicted:
+        return f"not run: {convicted[0].probe} has failed already"
+    if stage.gross and _all_failed(bench.session):
+        return "not run: no request is answered"
+    return ""
+
+
+def _guarded(
+    bench: Bench, name: str, work: Callable[[], list[Evidence]], only: Collection[str] | None, found: _Collected
+) -> str:
+    """Run a stage's work; a dead engine, a spent clock or a failing call becomes evidence. Returns why the run ends."""
+    started = time.monotonic()
+    try:
+        evidence = work()
+    except EngineDied as exc:
+        found.add(
+            Evidence(
+                "served",
+                Outcome.FAIL,
+                expected="the engine stays up",
+                got=f"the engine died during {name}",
+                detail=str(exc),
+                fault=Fault.CRASH,
+                seconds=time.monotonic() - started,
+                sample=len(bench.session.turns),
+            )
+        )
+        return f"the engine died during {name}"
+    except OutOfTime as exc:
+        found.add(Evidence(name, Outcome.NOT_SCORED, detail=str(exc)))
+        return ""
+    except EngineError as exc:
+        if isinstance(exc, Failure) and not bench.session.engine_answers():
+            found.add(
+                Evidence(
+                    "served",
+                    Outcome.FAIL,
+                    got=f"the engine died during {name}",
+                    detail=str(exc),
+                    expected="the engine stays up",
+                    fault=Fault.CRASH,
+                )
+            )
+            return f"the engine died during {name}"
+        fault = Fault.CRASH if isinstance(exc, Failure) else Fault.NONE
+        found.add(Evidence(name, Outcome.ERROR, detail=f"{type(exc).__name__.lower()}: {exc}", fault=fault))
+        return ""
+    seconds = time.monotonic() - started
+    for item in evidence:
+        if _wanted(item.probe, only):
+            found.add(replace(item, seconds=item.seconds or seconds))
+    return ""
+
+
+def _all_failed(session: Session) -> bool:
+    return bool(session.turns) and all(isinstance(t.error, Failure) for t in session.turns)
+
+
+def _verdict(
+    session: Session,
+    evidence: list[Evidence],
+    policy: Policy,
+    only: Collection[str] | None,
+    digest: str,
+    invocation: str,
+) -> Verdict:
+    judged_by = replace(policy, require=tuple(p for p in policy.require if p in only)) if only else policy
+    kind, why = decide(evidence, judged_by)
+    return Verdict(
+        kind=kind,
+        evidence=tuple(evidence),
+        level=session.level,
+        seconds=session.seconds,
+        why=why,
+        digest=digest,
+        invocation=invocation,
+        power=_power(session, evidence) if kind in (VerdictKind.PASS, VerdictKind.DEGRADED) else "",
+        policy=judged_by.to_dict() | {"seed": session.seed},
+    )
+
+
+def _power(session: Session, evidence: Sequence[Evidence]) -> str:
+    """By the most sensitive probe that ran: replies scored token by token, else answers checked by running them."""
+    passed = {e.probe: e for e in evidence if e.outcome is Outcome.PASS}
+    table = power.load_sensitivities()
+    judged = sum(bool(t.judged and t.judged.clean) for t in session.turns)
+    if "rescore" in passed and judged:
+        return power.sentence(judged, table.get("rescore"))
+    known = [(table[name], e.sample) for name, e in passed.items() if name in table and e.sample]
+    if not known:
+        return power.sentence(0, None)
+    best, sample = max(known, key=lambda pair: pair[0].share * pair[1])
+    return power.sentence(sample, best)

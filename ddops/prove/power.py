@@ -1,0 +1,77 @@
+"""What a clean run rules out, in numbers. Pure arithmetic.
+
+n clean replies rule out, at 95 %, a fault that shows in a share p of replies and that a probe sees with sensitivity s
+when (1 - p*s)^n <= 0.05, i.e. n >= ln(0.05) / ln(1 - p*s). This assumes independent replies of one shape on one boot.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from importlib import resources
+
+RISK = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """The share of corrupt replies that a probe sees; `measured` says whether the detection table backs it."""
+
+    probe: str
+    share: float
+    measured: bool
+
+
+def replies_needed(share: float, sensitivity: float = 1.0) -> int:
+    """Clean replies needed to rule out, at 95 %, a fault in this share of replies. Both in (0, 1]."""
+    _check(share, "share")
+    _check(sensitivity, "sensitivity")
+    seen = share * sensitivity
+    return 1 if seen >= 1 - RISK else math.ceil(math.log(RISK) / math.log1p(-seen) - 1e-9)
+
+
+def smallest_share(replies: int, sensitivity: float = 1.0) -> float:
+    """The smallest share of corrupt replies that this many clean ones rule out at 95 %; 1.0 when none is."""
+    _check(sensitivity, "sensitivity")
+    if replies < 1:
+        return 1.0
+    return min(1.0, -math.expm1(math.log(RISK) / replies) / sensitivity)
+
+
+def load_sensitivities() -> dict[str, Sensitivity]:
+    """The packaged table (sensitivity.json). Values without a measurement are assumed ones, and say so."""
+    raw = json.loads(resources.files("ddops.prove").joinpath("sensitivity.json").read_text("utf-8"))
+    table = {}
+    for probe, entry in raw["probes"].items():
+        share = float(entry["sensitivity"])
+        _check(share, probe)
+        table[probe] = Sensitivity(probe, share, measured=bool(entry["measured"]))
+    return table
+
+
+def sentence(replies: int, by: Sensitivity | None) -> str:
+    """The printed word on what a clean run can and cannot rule out."""
+    if replies < 1 or by is None:
+        return "no reply was scored on this boot: nothing is ruled out"
+    share = smallest_share(replies, by.share)
+    how = "measured" if by.measured else "assumed"
+    return (
+        f"no divergence in {replies} replies on this boot: rules out, at 95 %, faults that show in more than "
+        f"{percent(share)} of replies ({by.probe}, {how} sensitivity {percent(by.share)}; one boot is a sample of one)"
+    )
+
+
+def percent(share: float) -> str:
+    """Two significant digits, always rounded up: the claim never promises more than the arithmetic gives."""
+    if share >= 1:
+        return "100 %"
+    hundred = share * 100
+    digits = max(0, 1 - math.floor(math.log10(hundred))) if hundred > 0 else 2
+    scale = 10**digits
+    return f"{math.ceil(hundred * scale - 1e-9) / scale:.{digits}f} %"
+
+
+def _check(value: float, name: str) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}: {value} is not in (0, 1]")

@@ -1,0 +1,178 @@
+"""The curated requests: what is asked, and how the reply is checked. Pure, and drawn from one seeded generator.
+
+Healthy runs pass all of them; wording is ordinary English, and every fact that an answer needs stands in the prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ddops.prove import answers, copying
+from ddops.prove.answers import Check
+from ddops.prove.isolation import make_marks
+from ddops.prove.problems import KIN, STANDARD, Problem
+
+
+class Kind(StrEnum):
+    CODE = "code"  # checked by running it (coding.py)
+    COPY = "copy"
+    NONCE = "nonce"
+    NONCE_CODE = "nonce_code"
+    ARITH = "arith"
+    JSON = "json"
+    TOOL = "tool"
+    FACT = "fact"
+    LONG = "long"  # several functions in one answer, checked by running them
+
+    @property
+    def is_code(self) -> bool:
+        return self in (Kind.CODE, Kind.NONCE_CODE, Kind.LONG)
+
+    @property
+    def probe(self) -> str:
+        """The probe that an item of this kind is evidence for."""
+        return _PROBES.get(self, "answers")
+
+
+_PROBES = {
+    Kind.CODE: "coding",
+    Kind.COPY: "copy",
+    Kind.NONCE: "isolation",
+    Kind.NONCE_CODE: "shapes",
+    Kind.LONG: "long",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One curated request. `expect` is what `check` compares with; `marks` exist in no other request of the run."""
+
+    kind: Kind
+    prompt: str
+    expect: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 256
+    marks: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def probe(self) -> str:
+        return self.kind.probe
+
+
+def check(item: Item, text: str) -> Check | None:
+    """Whether the text is right; None for code, which has to be run."""
+    expect = item.expect
+    match item.kind:
+        case Kind.COPY:
+            return copying.compare(tuple(expect["ids"]), text).check()
+        case Kind.NONCE:
+            return answers.word(text, expect["mark"])
+        case Kind.ARITH:
+            return answers.number(text, expect["number"])
+        case Kind.JSON:
+            return answers.json_object(text, expect["object"])
+        case Kind.TOOL:
+            return answers.tool_call(text, expect["tool"], expect["arguments"])
+        case Kind.FACT:
+            return answers.word(text, expect["word"], tuple(expect["others"]))
+        case _:
+            return None
+
+
+_NAMES = ("Alice", "Bob", "Carol", "David", "Emma", "Frank", "Grace", "Henry", "Julia", "Kevin", "Laura", "Peter")
+_LANDS = ("Norland", "Surland", "Estania", "Westmark", "Belmora", "Corvia", "Dorland", "Felland")
+_CITIES = ("Veska", "Tomar", "Lunda", "Breva", "Solin", "Karda", "Mirna", "Orsa")
+_WEATHER_CITIES = ("Oslo", "Paris", "Berlin", "Madrid", "Rome", "Vienna", "Lisbon", "Dublin")
+
+
+class Maker:
+    """Draws items; all marks it hands out are different from each other."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self._marks = iter(make_marks(rng, 4000))
+
+    def code(self, problem: Problem) -> Item:
+        return Item(Kind.CODE, problem.prompt, {"function": problem.name}, 640, problems=(problem,))
+
+    def standard(self) -> list[Item]:
+        return [self.code(p) for p in STANDARD]
+
+    def kin(self, count: int) -> list[Item]:
+        pool = list(KIN)
+        self.rng.shuffle(pool)
+        return [self.code(pool[i % len(pool)]) for i in range(count)]
+
+    def copy(self, count: int) -> Item:
+        ids = copying.make_ids(self.rng, count)
+        # A character is at most a token; line ends and chatty frames on top.
+        return Item(Kind.COPY, copying.prompt(ids), {"ids": list(ids)}, 96 + 12 * count, marks=ids)
+
+    def nonce(self) -> Item:
+        mark = next(self._marks)
+        prompt = f"Your code word is {mark}. Reply with the code word only."
+        return Item(Kind.NONCE, prompt, {"mark": mark}, 64, marks=(mark,))
+
+    def nonce_code(self) -> Item:
+        mark, problem = next(self._marks), self.rng.choice((*STANDARD, *KIN))
+        prompt = f"Remember the code word {mark}. {problem.prompt} Put the code word in a comment on the first line."
+        expect = {"mark": mark, "function": problem.name}
+        return Item(Kind.NONCE_CODE, prompt, expect, 640, marks=(mark,), problems=(problem,))
+
+    def arith(self) -> Item:
+        a, b, sign = self.rng.randint(2, 60), self.rng.randint(2, 40), self.rng.choice("+-")
+        a, b = max(a, b), min(a, b)
+        value = a + b if sign == "+" else a - b
+        return Item(Kind.ARITH, f"What is {a} {sign} {b}? Answer with the number only.", {"number": value}, 64)
+
+    def json(self) -> Item:
+        name, age = self.rng.choice(_NAMES), self.rng.randint(18, 80)
+        prompt = f'Return a JSON object with the keys "name" and "age" for: {name}, {age}.'
+        return Item(Kind.JSON, prompt, {"object": {"name": name, "age": age}}, 128)
+
+    def tool(self) -> Item:
+        city, unit = self.rng.choice(_WEATHER_CITIES), self.rng.choice("cf")
+        prompt = f'Call the tool get_weather with city "{city}" and unit "{unit}". Answer with JSON only.'
+        return Item(Kind.TOOL, prompt, {"tool": "get_weather", "arguments": {"city": city, "unit": unit}}, 128)
+
+    def fact(self) -> Item:
+        lands, cities = self.rng.sample(_LANDS, 3), self.rng.sample(_CITIES, 3)
+        asked = self.rng.randrange(3)
+        facts = " ".join(f"The capital of {land} is {city}." for land, city in zip(lands, cities, strict=True))
+        prompt = f"{facts} What is the capital of {lands[asked]}? Answer with one word."
+        others = [c for i, c in enumerate(cities) if i != asked]
+        return Item(Kind.FACT, prompt, {"word": cities[asked], "others": others}, 64)
+
+    def long(self, count: int) -> Item:
+        """Several functions in one answer; the prompt describes each."""
+        chosen = [*STANDARD, *self.rng.sample(KIN, max(0, count - len(STANDARD)))][:count]
+        lines = "\n".join(f"- {p.signature}: it {p.does}" for p in chosen)
+        prompt = f"Write a Python module with these functions:\n{lines}"
+        expect = {"functions": [p.name for p in chosen]}
+        return Item(Kind.LONG, prompt, expect, 320 + 160 * count, problems=tuple(chosen))
+
+    def mixed(self, count: int) -> list[Item]:
+        """A varied batch of unequal lengths: short answers, copies, code, code with a nonce."""
+        makers = (
+            self.nonce_code,
+            lambda: self.copy(self.rng.randint(4, 9)),
+            self.arith,
+            lambda: self.kin(1)[0],
+            self.nonce,
+            self.json,
+            lambda: self.copy(self.rng.randint(10, 16)),
+            self.fact,
+            self.nonce_code,
+            self.tool,
+        )
+        items = [makers[i % len(makers)]() for i in range(count)]
+        self.rng.shuffle(items)
+        return items
+
+
+def marks_of(items: Iterable[Item]) -> dict[int, tuple[str, ...]]:
+    return {i: item.marks for i, item in enumerate(items)}

@@ -1,0 +1,241 @@
+"""One battery run's traffic: sends requests, alone or in waves, and keeps every reply for the probes and for replay.
+
+It turns engine failures into facts (asked again once, so that a single cut is not called a crash) and ends the run at
+once when the engine is gone. It judges no text.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddops.prove.evidence import Baseline, Level, plain
+from ddops.prove.prompts import Item, Maker
+from ddops.prove.verdicts import Policy
+from ddops.prove.wire import Ask, EngineError, Failure, Hung, Reply, Unsupported
+
+if TYPE_CHECKING:
+    from ddops.prove.answers import Check
+    from ddops.prove.client import EngineClient
+    from ddops.prove.rescore import Judgement
+
+_REPEATED_AT_MOST = 4  # failed requests asked again after one wave; more would only wait for more deadlines
+
+
+class EngineDied(Exception):
+    """The engine stopped answering its health check in the middle of the battery."""
+
+
+class OutOfTime(Exception):
+    """The battery's own time is used up."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request and what became of it. Probes fill in `check` and `judged`."""
+
+    index: int
+    label: str
+    ask: Ask
+    item: Item | None = None
+    reply: Reply | None = None
+    error: EngineError | None = None
+    cut: str = ""  # the failure of a first attempt that went through when repeated
+    check: Check | None = None
+    judged: Judgement | None = None
+    started: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.reply.text if self.reply else ""
+
+    @property
+    def whole(self) -> bool:
+        return self.reply is not None and not self.reply.cancelled
+
+    def to_dict(self) -> dict[str, Any]:
+        """For evidence and replay."""
+        found: dict[str, Any] = {"label": self.label, "ask": self.ask.to_dict()}
+        if self.item is not None:
+            found |= {"kind": str(self.item.kind), "expect": self.item.expect, "marks": list(self.item.marks)}
+        if self.reply is not None:
+            found |= {"text": self.reply.text, "ids": list(self.reply.ids or ()), "finish": self.reply.finish}
+            found |= {"prompt_tokens": self.reply.meta.prompt_tokens, "verify_passes": self.reply.meta.verify_passes}
+        if self.check is not None:
+            found |= {"ok": self.check.ok, "found": self.check.got}
+        if self.judged is not None:
+            found["worst_gap"] = self.judged.worst
+        if self.error is not None:
+            found["error"] = f"{type(self.error).__name__}: {self.error}"
+        kept: dict[str, Any] = plain(found)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much a level asks. Chosen so that quick ends within a minute on two CPU cores with the bundled model."""
+
+    seconds: float
+    wave_cap: int  # largest wave, whatever max_running is
+    waves: int
+    kin: int
+    long_functions: int
+    long_answers: int
+    modes: int
+    sampled: int
+    streams: int
+    repeats: int
+    rounds: int  # of the throughput load
+    round_requests: int
+    warm: int  # replies scored a second time, from the cache
+
+
+SCALES = {
+    Level.QUICK: Scale(60, 16, 1, 0, 8, 1, 6, 6, 3, 3, 3, 4, 4),
+    Level.STANDARD: Scale(300, 64, 4, 12, 12, 3, 16, 24, 8, 8, 5, 8, 16),
+    Level.DEEP: Scale(1800, 256, 24, 36, 16, 8, 48, 96, 24, 16, 9, 8, 64),
+}
+
+
+@dataclass(slots=True)
+class Session:
+    """State of one run: the client, the draw of prompts, every turn so far."""
+
+    client: EngineClient
+    level: Level
+    policy: Policy
+    baseline: Baseline | None = None
+    reference: EngineClient | None = None
+    turns: list[Turn] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)  # what one probe leaves for another
+    started: float = field(default_factory=time.monotonic)
+    rng: random.Random = field(init=False)
+    make: Maker = field(init=False)
+    seed: int = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.seed = self.policy.seed if self.policy.seed is not None else secrets.randbits(48)
+        self.rng = random.Random(self.seed)
+        self.make = Maker(self.rng)
+
+    @property
+    def scale(self) -> Scale:
+        return SCALES[self.level]
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.policy.battery_seconds or self.scale.seconds) - self.seconds
+
+    @property
+    def max_running(self) -> int:
+        """The most requests the engine runs at once: the policy's word, the engine's, or a cautious 8."""
+        return self.policy.max_running or self.client.facts().max_running or 8
+
+    @property
+    def speculates(self) -> bool:
+        return self.client.facts().speculates is not False
+
+    def ask_for(self, item: Item, **options: Any) -> Ask:
+        extra = {"chat_template_kwargs": self.policy.chat_template_kwargs} if self.policy.chat_template_kwargs else {}
+        tokens = item.max_tokens + self.policy.thinking_tokens
+        return Ask.user(item.prompt, **({"max_tokens": tokens, "extra": extra} | options))
+
+    def send_items(self, label: str, items: Sequence[Item], **options: Any) -> list[Turn]:
+        """All items at once, greedy."""
+        return self.send(label, [(item, self.ask_for(item, **options)) for item in items])
+
+    def send(
+        self,
+        label: str,
+        asks: Sequence[tuple[Item | None, Ask]],
+        *,
+        workers: int | None = None,
+        stagger_seconds: float = 0.0,
+    ) -> list[Turn]:
+        """Send requests together (each `stagger_seconds` after the one before) and wait for all.
+
+        Raises EngineDied when the engine is gone afterwards, OutOfTime when the battery's time was up before.
+        """
+        if self.seconds_left <= 0:
+            raise OutOfTime(f"the {self.level} level's {self.scale.seconds:g} s are used up")
+        with self._lock:
+            turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
+            self.turns += turns
+        with ThreadPoolExecutor(max_workers=max(1, min(workers or len(turns), 512))) as pool:
+            list(pool.map(lambda job: self._fill(job[1], job[0] * stagger_seconds), enumerate(turns)))
+        self._repeat_failed([t for t in turns if isinstance(t.error, Failure)])
+        return turns
+
+    def _fill(self, turn: Turn, delay: float) -> None:
+        if delay:
+            time.sleep(delay)
+        turn.started = time.monotonic()
+        try:
+            turn.reply, turn.error = self.client.ask(turn.ask), None
+        except EngineError as exc:
+            turn.error = exc
+        turn.ended = time.monotonic()
+
+    def _repeat_failed(self, failed: Sequence[Turn]) -> None:
+        """Ask failed requests once more; a request that fails twice stays failed."""
+        if not failed:
+            return
+        if not self.engine_answers():
+            raise EngineDied(f"{named(failed[0].error)}; its health check fails")
+        for turn in failed[:_REPEATED_AT_MOST]:
+            before = turn.error
+            self._fill(turn, 0.0)
+            if turn.error is None:
+                turn.cut = named(before)
+            elif not self.engine_answers():
+                raise EngineDied(f"{named(turn.error)}; its health check fails")
+            elif isinstance(turn.error, Hung):
+                return
+
+    def engine_answers(self) -> bool:
+        """Healthy now, or within the few seconds that a dying process needs to say either."""
+        for pause in (0.0, 0.5, 1.5):
+            time.sleep(pause)
+            if self.client.healthy(timeout=5.0):
+                return True
+        return False
+
+    def greedy(self, turns: Iterable[Turn] | None = None) -> list[Turn]:
+        """Whole T=0 replies."""
+        return [t for t in (self.turns if turns is None else turns) if t.whole and t.ask.temperature == 0]
+
+    def parallel(self, work: Callable[[Turn], None], turns: Sequence[Turn], workers: int = 4) -> None:
+        if turns:
+            with ThreadPoolExecutor(max_workers=workers) as pool:
+                list(pool.map(work, turns))
+
+
+def most_in_flight(turns: Iterable[Turn]) -> int:
+    """The largest number of requests under way at one moment, as the client saw it."""
+    edges = sorted([(t.started, 1) for t in turns if t.ended] + [(t.ended, -1) for t in turns if t.ended])
+    most = now = 0
+    for _, step in edges:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def unsupported(turns: Iterable[Turn]) -> str:
+    """Why the engine refused, if it refused any of these."""
+    return next((str(t.error) for t in turns if isinstance(t.error, Unsupported)), "")
+
+
+def named(error: EngineError | None) -> str:
+    return f"{type(error).__name__.lower()}: {error}" if error else "no error"

@@ -1,0 +1,31 @@
+"""The battery's stages: each sends its traffic and returns evidence. `battery.run` puts them in order.
+
+A stage never decides about the run as a whole, and what an engine cannot be asked for becomes `not_scored`, by name.
+"""
+
+from ddops.prove.stages.alarms import alarms_evidence
+from ddops.prove.stages.coding import coding_stage
+from ddops.prove.stages.golden import golden_stage
+from ddops.prove.stages.long import long_stage
+from ddops.prove.stages.modes import modes_stage
+from ddops.prove.stages.repeatability import repeat_stage
+from ddops.prove.stages.rescore import rescore_early_stage, rescore_stage
+from ddops.prove.stages.sampled import sampled_stage
+from ddops.prove.stages.shapes import shapes_stage
+from ddops.prove.stages.speed import speed_stage
+from ddops.prove.stages.stage import Stage
+from ddops.prove.stages.stream import stream_stage
+
+__all__ = ["STAGES", "Stage", "alarms_evidence", "golden_stage", "rescore_stage"]
+
+STAGES = (
+    Stage("coding", ("coding",), coding_stage, gross=True),
+    Stage("shapes", ("isolation", "copy", "answers", "shapes"), shapes_stage, gross=True),
+    Stage("rescore", ("rescore",), rescore_early_stage, gross=True),
+    Stage("modes", ("modes",), modes_stage),
+    Stage("long", ("long",), long_stage),
+    Stage("stream", ("stream",), stream_stage),
+    Stage("sampled", ("sampled",), sampled_stage),
+    Stage("repeatability", ("repeatability",), repeat_stage),
+    Stage("speed", ("acceptance", "throughput"), speed_stage),
+)

@@ -1,0 +1,57 @@
+"""Evidence from text alarms over every reply of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddops.prove import alarms
+from ddops.prove.evidence import Evidence, Fault, Outcome
+from ddops.prove.judging import Bench, replay_of
+from ddops.prove.prompts import Kind
+from ddops.prove.session import Turn
+from ddops.prove.stages.stage import not_scored
+from ddops.prove.wire import Reply
+
+
+def alarms_evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:
+    """Every reply so far. An alarm that prefill clears is the model's own way of writing; two or more others count."""
+    whole = [t for t in turns if t.whole and t.reply is not None]
+    if not whole:
+        return not_scored("alarms", "no reply came back")
+    raised = [(t, found) for t in whole if (found := _alarms(t))]
+    base = Evidence(
+        "alarms",
+        Outcome.PASS,
+        expected="ordinary text",
+        got=f"{len(raised)} of {len(whole)} replies",
+        threshold="none confirmed",
+        sample=len(whole),
+    )
+    if not raised:
+        return base
+    bench.judge([t for t, _ in raised])
+    uncleared = [(t, f) for t, f in raised if not (t.judged and t.judged.clean)]
+    if not uncleared:
+        return replace(base, detail=f"{len(raised)} alarms that the model itself gives (prefill agrees)")
+    turn, found = uncleared[0]
+    base = replace(base, detail=f"request {turn.index}: {found[0].what}", replay=replay_of([t for t, _ in uncleared]))
+    if len(uncleared) >= 2 or (turn.judged and turn.judged.over):
+        return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT)
+    again = bench.session.send("alarm again", [(turn.item, turn.ask)] * 4)
+    if any(_alarms(t) for t in again):
+        return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT)
+    return replace(base, outcome=Outcome.ERROR, detail=f"{base.detail}; not seen again: open")
+
+
+def _alarms(turn: Turn) -> list[alarms.Alarm]:
+    reply: Reply | None = turn.reply
+    if reply is None:
+        return []
+    prompt = turn.item.prompt if turn.item else ""
+    found = alarms.check(
+        reply.text, prompt=prompt, finish=reply.finish, allow_empty=bool(reply.reasoning) or turn.item is None
+    )
+    if reply.finish == "length" and turn.item is not None and not reply.reasoning and turn.item.kind is not Kind.LONG:
+        found.append(alarms.Alarm("length", f"ran into its limit of {turn.ask.max_tokens} tokens"))
+    return found

@@ -1,0 +1,53 @@
+"""Stage: the text of a reply is what its own ids decode to, streamed or whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddops.prove.evidence import Evidence, Fault, Outcome
+from ddops.prove.judging import Bench, replay_of
+from ddops.prove.rescore import text_agrees
+from ddops.prove.session import Turn
+from ddops.prove.stages.stage import not_scored, several
+from ddops.prove.wire import EngineError
+
+
+def stream_stage(bench: Bench) -> list[Evidence]:
+    """The text of a reply is what its own ids decode to, streamed or whole: one request, not two runs."""
+    session = bench.session
+    streamed = [t for t in session.turns if t.whole and t.ask.stream]
+    if len(streamed) < session.scale.streams:
+        make = session.make
+        items = several(session.scale.streams, lambda: make.copy(8), make.nonce_code)
+        fresh = session.send_items("stream", items, stream=True)
+        bench.check(fresh)
+        streamed += [t for t in fresh if t.whole]
+    plain = [t for t in session.turns if t.whole and not t.ask.stream][: 2 * session.scale.streams]
+    wrong: list[tuple[Turn, str]] = []
+    checked = 0
+    why = "no stream came back"
+    for turn in [*streamed, *plain]:
+        try:
+            assert turn.reply is not None
+            differs = text_agrees(session.client, turn.reply)
+        except EngineError as exc:
+            why = str(exc)
+            continue
+        checked += turn.ask.stream
+        wrong += [(turn, differs)] if differs else []
+    if not checked and not wrong:
+        return [not_scored("stream", why)]
+    base = Evidence(
+        "stream",
+        Outcome.PASS,
+        expected="text = what its ids decode to",
+        threshold="equal",
+        sample=checked,
+        got=f"{checked} streams, {len(plain)} whole replies, {len(wrong)} differ",
+        replay=replay_of([t for t, _ in wrong] or streamed, 6),
+    )
+    if wrong:
+        turn, what = wrong[0]
+        detail = f"request {turn.index} ({'streamed' if turn.ask.stream else 'whole'}): {what}"
+        return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)]
+    return [base]
