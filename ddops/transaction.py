@@ -64,6 +64,7 @@ class Transaction(Ground):
         super().__init__(agent, journal, options)
         floor = self.config.limits.gpu_memory_free_mib
         self.room = commands.Room(self.config.engine.port, floor)
+        self._told: dict[str, Any] = {}
 
     # ================================================================ the commands
     def reconfigure(self, request: Request) -> Outcome:
@@ -100,10 +101,8 @@ class Transaction(Ground):
     def _plan(self, request: Request) -> Outcome | tuple[Plan, Observed]:
         with self.step("observe"):
             observed = self.agent.look()
-        made = plan.make(self.config, request, observed)
-        self.journal.emit("plan", host=self.name, **made.to_dict())
-        for note in (*observed.notes, *made.warnings):
-            self.warn(note)
+        made = plan.make(self.config, request, observed, own_run=self.agent.run)
+        self._tell(made, observed)
         if made.refusals:
             return _refused(self.name, made)
         if self.options.dry_run:
@@ -115,6 +114,15 @@ class Transaction(Ground):
             what = f"{self.name} runs this already: {plan.verification(observed).text}"
             return Outcome(self.name, Result.UNCHANGED, what, means="the engine was not restarted")
         return made, observed
+
+    def _tell(self, made: Plan, observed: Observed) -> None:
+        """Show the plan; the second look, under the lease, says only what is new."""
+        if (shown := made.to_dict()) == self._told:
+            return
+        self._told = shown
+        self.journal.emit("plan", host=self.name, **shown)
+        for note in (*observed.notes, *made.warnings):
+            self.warn(note)
 
     def _check_unit(self, unit: Unit) -> None:
         with self.step("verify the unit on the host"):
