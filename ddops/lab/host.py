@@ -38,12 +38,14 @@ class Host:
         *,
         timeout: float = WAIT_SECONDS,
         user: str = "root",
-        input: str | None = None,  # noqa: A002
+        input: str = "",  # noqa: A002
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell command (or argv) over ssh, as any operator would. Exit status 255: no connection."""
         config = self.lab.ssh_config if user == "root" else self.lab.deploy_ssh_config
         options = ["-F", str(config), "-o", f"User={user}", "-o", f"ConnectTimeout={max(1, min(5, int(timeout)))}"]
-        return self.lab.run(["ssh", *options, self.name, "--", _shell(command)], timeout=timeout, input=input)
+        self.lab.touched.add(self.name)
+        argv = [*self.lab.enter(), "ssh", *options, self.name, "--", _shell(command)]
+        return subprocess.run(argv, input=input, capture_output=True, text=True, timeout=timeout, check=False)
 
     def sh(self, command: Command, *, timeout: float = WAIT_SECONDS) -> str:
         """`ssh` that returns what was printed, stripped, and raises LabError when the command fails."""
@@ -82,6 +84,7 @@ class Host:
         timeout: float = WAIT_SECONDS,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run `argv` in the host's namespaces, or, when it is off, on its disk."""
+        self.lab.touched.add(self.name)
         user = [] if os.geteuid() == 0 else ["-U", "--preserve-credentials"]
         lab = ["nsenter", "-t", str(self.lab.supervisor_pid()), *user, "-m", "-p", "-n", "--", *_CLEAN]
         status = self.status()
@@ -216,6 +219,7 @@ class Host:
         self.console(_UNFILL, input=f"{path}\n")
 
     def _do(self, what: str, **details: Any) -> None:
+        self.lab.touched.add(self.name)
         self.lab.request(what, host=self.name, **details)
 
 

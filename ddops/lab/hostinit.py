@@ -25,13 +25,14 @@ _HIDDEN_PROC = ("kcore", "kallsyms", "kmsg", "keys", "timer_list")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a host is booted on: its name, merged root directory, cgroups, console log, and size of its RAM disks."""
+    """What a host is booted on: its merged root directory, cgroups, console log, RAM disks' size, read-only mounts."""
 
     name: str
     root: Path
     layout: cgroups.Layout
     console: Path
     tmpfs_size: str
+    mounts: tuple[str, ...]
 
 
 def start(body: Body, wire_up: Callable[[int], None]) -> int:
@@ -103,6 +104,8 @@ def _become_host(body: Body) -> None:
     _mount_devices(root / "dev", body.tmpfs_size)
     mount("tmpfs", root / "run", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={body.tmpfs_size}")
     mount("tmpfs", root / "tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={body.tmpfs_size}")
+    for path in body.mounts:
+        _mount_from_machine(Path(path), root / path.lstrip("/"))
     _guard_proc(root)
     _change_root(root)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and that would be inherited
@@ -134,6 +137,15 @@ def _mount_devices(dev: Path, size: str) -> None:
     links = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1"}
     for name, target in {**links, "stderr": "/proc/self/fd/2"}.items():
         (dev / name).symlink_to(target)
+
+
+def _mount_from_machine(source: Path, target: Path) -> None:
+    if source.is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    elif not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    linux.bind_read_only(source, target)
 
 
 def _guard_proc(root: Path) -> None:

@@ -88,8 +88,6 @@ def build(layer: Path, spec: Spec, state: State) -> None:
     _write(layer / "etc/hosts", hosts_file(spec.hosts))
     if spec.sudoers:
         _sudo(layer / "etc", spec.sudoers)
-    for path in spec.mounts:
-        _mount_point(layer, path)
 
 
 def hosts_file(hosts: Iterable[HostSpec]) -> str:
@@ -209,14 +207,3 @@ def _sudo(etc: Path, line: str) -> None:
     if verdict.returncode != 0:
         raise LabError(f"sudoers line {line!r}: {verdict.stderr.strip()}")
     _write(etc / "pam.d/sudo", _PAM_SUDO)
-
-
-def _mount_point(layer: Path, path: str) -> None:
-    target = layer / path.lstrip("/")
-    if path.startswith("/usr/") or target.exists():
-        return  # /usr is the machine's, already there
-    if os.path.isdir(path):
-        target.mkdir(parents=True, exist_ok=True)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,7 @@ class Lab:
         self.state = State.of(self.id)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._children: list[subprocess.Popen[Any]] = []
+        self.touched: set[str] = set()  # names of hosts that somebody may have changed since they were clean
         self.hosts = [Host(self, h.name, h.address) for h in self._spec.hosts]
 
     @classmethod
@@ -99,9 +101,15 @@ class Lab:
                 if self._launcher.poll() is not None:
                     log.seek(0)
                     raise LabError(f"lab {self.id} did not start: {log.read().decode(errors='replace').strip()}")
-                with contextlib.suppress(OSError):
-                    self.request("status")
+                if launcher.running(self.state) == self._launcher.pid and self._answers():
                     return
+
+    def _answers(self) -> bool:
+        try:
+            self.request("status")
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         """End the lab with all it consists of, and wait until nothing of it is left."""
@@ -109,13 +117,16 @@ class Lab:
             if child.poll() is None:
                 child.kill()
                 child.wait(WAIT_SECONDS)
-        launcher.end(self.state)
+        ours = self._launcher.pid if self._launcher is not None else launcher.running(self.state)
         if self._launcher is not None:
+            self._launcher.terminate()
             self._launcher.wait(WAIT_SECONDS)
+        elif ours is not None:
+            os.kill(ours, signal.SIGTERM)
         for _ in until(START_SECONDS, f"lab {self.id} has not ended"):
-            if not self.state.directory.exists():
-                return
             janitor.clean_if_dead(self.state)
+            if not self.state.directory.exists() or launcher.running(self.state) not in (None, ours):
+                return
 
     def reset(self, hosts: Sequence[Host] | None = None) -> None:
         """Clean hosts (all, or these): faults undone, empty disks, booted again, all at the same time."""
@@ -126,6 +137,11 @@ class Lab:
         for host in chosen:
             host.wait_boot(after=before[host.name])
             host.wait_ssh()
+            self.touched.discard(host.name)
+
+    def reset_touched(self) -> None:
+        """Clean hosts, at the price of resetting those only that were used (or had a fault) since the last time."""
+        self.reset([host for host in self.hosts if host.name in self.touched])
 
     # ---- the operator's side
 
@@ -157,6 +173,7 @@ class Lab:
         cwd: str | os.PathLike[str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of this machine in the lab's network; raises subprocess.TimeoutExpired, never for its exit."""
+        self.touched.update(host.name for host in self.hosts)
         return subprocess.run(
             [*self.enter(), *argv],
             input=input or "",
@@ -170,6 +187,7 @@ class Lab:
 
     def popen(self, argv: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen[Any]:
         """subprocess.Popen in the lab's network; killed when the lab stops. Its pid is the command's own."""
+        self.touched.update(host.name for host in self.hosts)
         child = subprocess.Popen([*self.enter(), *argv], **options)
         self._children.append(child)
         return child

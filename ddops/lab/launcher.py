@@ -7,20 +7,17 @@ What the kernel cannot remove (cgroup directories, the state directory) the jani
 the lab's own processes hold. Should the janitor be killed too, `sweep` at the next start does its work.
 """
 
-import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import ddops
 from ddops.lab import cgroups, janitor, linux
 from ddops.lab.spec import LabError, Spec, State
-
-_JANITOR_SECONDS = 2.0  # a lab of the same id that has just ended may still be being cleaned up
+from ddops.lab.waiting import START_SECONDS, until
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -45,7 +42,6 @@ def run(spec: Spec, *, tied_to: int | None) -> int:
     caller = _watch(tied_to)
     state = State.of(spec.id)
     lock = _acquire(state)
-    state.pid.write_text(str(os.getpid()))
     state.spec.write_text(spec.dump())
     layout = cgroups.plan(spec.id)
     state.cgroups.write_text(layout.dump())
@@ -56,14 +52,18 @@ def run(spec: Spec, *, tied_to: int | None) -> int:
     return _wait(_unshare(state, lock), caller)
 
 
-def end(state: State) -> None:
-    """Ask a lab's launcher to end it; the janitor then cleans up. Does nothing when the lab is dead."""
+def running(state: State) -> int | None:
+    """The launcher's process id while the lab is alive, else None."""
     lock = janitor.take_lock(state.lock, create=False)
-    if lock is not None:
+    if lock is not None:  # nobody holds it
         os.close(lock)
-        return
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        os.kill(int(state.pid.read_text()), signal.SIGTERM)
+        return None
+    try:
+        pid = int(state.pid.read_text())
+        os.kill(pid, 0)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        return None  # being started, or being cleaned up
+    return pid
 
 
 def _watch(pid: int | None) -> int | None:
@@ -75,18 +75,17 @@ def _watch(pid: int | None) -> int | None:
 
 def _acquire(state: State) -> int:
     """The lab's lock, in a clean state directory. Raises LabError when a lab of that id is alive."""
-    deadline = time.monotonic() + _JANITOR_SECONDS
-    while True:
+    for _ in until(START_SECONDS, f"lab {state.id} is still being cleaned up"):
+        if running(state) is not None:
+            raise LabError(f"lab {state.id} is running; end it with: python -m ddops.lab down --id {state.id}")
         state.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = janitor.take_lock(state.lock, create=True)
         if lock is not None:
-            break
-        if time.monotonic() > deadline:
-            raise LabError(f"lab {state.id} is running; end it with: python -m ddops.lab down --id {state.id}")
-        time.sleep(0.05)
-    janitor.remove_remains(state)
-    os.set_inheritable(lock, True)
-    return lock
+            janitor.remove_remains(state)
+            state.pid.write_text(str(os.getpid()))
+            os.set_inheritable(lock, True)
+            return lock
+    raise AssertionError("until() raises")
 
 
 def _make_keys(state: State, spec: Spec) -> None:
@@ -154,7 +153,9 @@ def _wait(lab: subprocess.Popen[bytes], caller: int | None) -> int:
     ready = select.select(watched, [], [])[0]
     lab.kill()
     status = lab.wait()
-    return status if ready == [ended] and status > 0 else 0
+    if ended not in ready:
+        return 0
+    return status if status > 0 else 1  # it was to run until somebody ended it
 
 
 def main() -> int:

@@ -71,7 +71,7 @@ class Machine:
     # ---- disk
 
     def insert_disk(self) -> None:
-        """An empty disk of the host's own over the shared layer, with the machine's /usr and the lab's mounts."""
+        """An empty disk of the host's own over the shared layer, with the machine's /usr."""
         for directory in (self._disk, self._root):
             directory.mkdir(parents=True, exist_ok=True)
         mount("ddlab", self._disk, "tmpfs", MS_NODEV, f"mode=755,size={self.spec.tmpfs_size}")
@@ -80,8 +80,6 @@ class Machine:
         image.personalise(self._disk / "upper", self.host, self.state)
         self._overlay(self.shared_layer, "upper", "work", self._root)
         self._mount_usr()
-        for path in self.spec.mounts:
-            linux.bind_read_only(path, self._root / path.lstrip("/"))
 
     def _overlay(self, lower: str | Path, upper: str, work: str, target: Path) -> None:
         options = f"lowerdir={lower},upperdir={self._disk / upper},workdir={self._disk / work}"
@@ -124,7 +122,12 @@ class Machine:
         cgroups.create_host(self.layout, self.host.name)
         self.thaw()
         body = hostinit.Body(
-            self.host.name, self._root, self.layout, self.state.console_log(self.host.name), self.spec.tmpfs_size
+            name=self.host.name,
+            root=self._root,
+            layout=self.layout,
+            console=self.state.console_log(self.host.name),
+            tmpfs_size=self.spec.tmpfs_size,
+            mounts=self.spec.mounts,
         )
         self.pid = hostinit.start(body, self._plug)
         self.boots += 1
@@ -170,6 +173,7 @@ class Machine:
 
     def _boot_clean(self) -> None:
         self.resetting = False
+        self.state.console_log(self.host.name).write_text("")
         self._wipe()
         self.power_on()
 

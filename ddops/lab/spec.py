@@ -15,6 +15,10 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _SIZE = re.compile(r"[1-9][0-9]*[kKmMgG]?")
 
 
+_ONLY_THEIR_OWN = {"", "proc", "sys", "dev", "run", "etc", "bin", "sbin", "lib", "lib32", "lib64", "libx32"}
+_OWN_TOP = {"usr", "var", "root", "home", "opt", "srv", "mnt", "tmp"}
+
+
 class LabError(Exception):
     """The lab cannot do what was asked; the message says why and what to do."""
 
@@ -50,8 +54,7 @@ class Spec:
         if not _SIZE.fullmatch(self.tmpfs_size):
             raise LabError(f"tmpfs size {self.tmpfs_size!r}: a number of bytes, or one with k, M or G")
         for path in self.mounts:
-            if not os.path.isabs(path) or not os.path.exists(path):
-                raise LabError(f"mount {path!r}: an absolute path that exists is needed")
+            _check_mount(path)
         hosts = (HostSpec(n, f"{NETWORK}.{10 + i}", f"h{i}") for i, n in enumerate(self.names, 1))
         object.__setattr__(self, "hosts", tuple(hosts))
 
@@ -65,6 +68,14 @@ class Spec:
         values: dict[str, Any] = json.loads(text)
         values.update(names=tuple(values["names"]), mounts=tuple(values["mounts"]))
         return cls(**values)
+
+
+def _check_mount(path: str) -> None:
+    if not os.path.isabs(path) or os.path.normpath(path) != path or not os.path.exists(path):
+        raise LabError(f"mount {path!r}: an absolute path that exists, without '..', is needed")
+    top = path.split("/")[1]
+    if top in _ONLY_THEIR_OWN or (top in _OWN_TOP and path == f"/{top}"):
+        raise LabError(f"mount {path!r}: that is what hosts have for themselves; mount it elsewhere, or a part of it")
 
 
 def default_names(count: int) -> tuple[str, ...]:
