@@ -235,3 +235,34 @@ class Reference:
             gate, up = h @ w("mlp.gate_proj").T, h @ w("mlp.up_proj").T
             x = x + (torch.nn.functional.silu(gate) * up) @ w("mlp.down_proj").T
         return self.head(_rms(x[1:], t["norm.weight"], eps))
+
+
+# Drafts that hit ------------------------------------------------------------------------------------------------
+
+
+def plant_drafts(engine: Engine, expected: dict[tuple[int, ...], list[int]], seed: int, miss: float = 0.15) -> None:
+    """Make a random drafter useful: its marginals hold the expected next token at a random rank, or (`miss`) not at all.
+
+    Trees then branch, are unequal between requests, and are accepted along paths that are not the first choices.
+    """
+    runner, random = engine._decoder.runner, torch.Generator().manual_seed(seed)
+    vocab = engine.info.vocab_size
+
+    def draft(rows: Any, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        of_slab = {s.base: s for s in engine._running.values()}
+        logprobs, tokens = [], []
+        for segment in rows.segments:
+            s = of_slab[segment.base]
+            future = expected[s.request.prompt_ids][len(s.output_ids) :]
+            for depth in range(segment.rows - 1):
+                weights = torch.rand(k, generator=random).sort(descending=True).values * 0.9
+                logprobs.append((weights / weights.sum().clamp(min=1.0)).log())
+                ids = torch.randperm(vocab, generator=random)[:k]
+                hit = depth < len(future) and float(torch.rand(1, generator=random)) >= miss
+                if hit and future[depth] not in ids.tolist():
+                    ids[int(torch.randint(k, (1,), generator=random))] = future[depth]
+                tokens.append(ids)
+        shape = (len(rows.segments), -1, k)
+        return torch.stack(logprobs).view(shape), torch.stack(tokens).view(shape)
+
+    runner.draft = draft  # type: ignore[method-assign]
