@@ -169,7 +169,7 @@ class HostBackend(httpcore.NetworkBackend):
             if self._relay is None:
                 pythons = tuple(dict.fromkeys(("python3", self._remote.engine_python)))
                 left = max(1.0, until - time.monotonic())
-                self._relay = Relay(self._remote.session(Relay.command(pythons), left).start())
+                self._relay = Relay(self._remote.session(Relay.command(pythons), left))
                 self._relay_link = link
             return self._relay
 

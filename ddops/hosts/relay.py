@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from ddops.errors import Unreachable
+from ddops.hosts.session import Session, Skim
 from ddops.hosts.words import Script
 
 _HEADER = struct.Struct(">IBI")
@@ -72,10 +73,11 @@ class RelayStream:
 
 
 class Relay:
-    """Streams over one open exec channel. `start` it with a channel that has run `command()`."""
+    """Streams over the channel of a session that runs `command()`."""
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
+    def __init__(self, session: Session) -> None:
+        self._skim = Skim(session.mark)
+        self._channel = session.start()
         self._streams: dict[int, RelayStream] = {}
         self._next = 1
         self._sending = threading.Lock()
@@ -121,6 +123,8 @@ class Relay:
     def forget(self, stream: RelayStream) -> None:
         with self.changed:
             known = self._streams.pop(stream.number, None)
+            stream.problem = stream.problem or RelayBroken("the connection was closed here")
+            self.changed.notify_all()
         if known is not None and self.usable:
             try:
                 self.send(stream.number, _CLOSE)
@@ -149,7 +153,7 @@ class Relay:
         buffer = bytearray()
         try:
             while data := self._channel.recv(1 << 20):
-                buffer += data
+                buffer += self._skim.after(data)
                 self._dispatch(buffer)
         except (OSError, EOFError, Unreachable):
             pass

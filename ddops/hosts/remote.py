@@ -17,7 +17,7 @@ from tenacity import (
     Retrying,
     retry_if_exception_type,
     retry_if_not_exception_type,
-    stop_after_delay,
+    stop_before_delay,
     wait_random_exponential,
 )
 
@@ -203,7 +203,8 @@ class Remote:
     def log_in(self, until: float, *, retry_on: type[Unreachable]) -> None:
         """Make the connection, trying until `until` while it fails with `retry_on`."""
         attempts = Retrying(
-            stop=stop_after_delay(max(0.0, until - time.monotonic())),
+            # Before, not after: the error shown is then the host's, not that time ran out.
+            stop=stop_before_delay(max(0.0, until - time.monotonic())),
             # Jittered: a fleet's logins through one gate must not come back all at once.
             wait=wait_random_exponential(multiplier=0.3, max=5),
             retry=retry_if_exception_type(retry_on) & retry_if_not_exception_type(LoginRejected),

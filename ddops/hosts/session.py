@@ -7,6 +7,7 @@ other; and the rule that a command without an exit status has no result.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from ddops.hosts.link import Link
 from ddops.hosts.words import Script, argv_of, command_line, sudo_refusal
 
 CHUNK_BYTES = 32_768
+LINE_BYTES = 65_536
 OPEN_SECONDS = 30.0
 
 Command = Sequence[str] | Script
@@ -66,7 +68,9 @@ class Session:
     def __init__(self, link: Link, command: Command, deadline: float, *, sudo: bool, user: str) -> None:
         self._link = link
         self._argv = argv_of(command)
-        self._text = command_line(command, sudo=sudo)
+        self.mark = f"ddops:{secrets.token_hex(8)}"
+        self._skim = Skim(self.mark)
+        self._text = command_line(command, sudo=sudo, mark=self.mark)
         self._sudo_user = user if sudo else ""
         self._started = time.monotonic()
         self._deadline = deadline
@@ -155,7 +159,10 @@ class Session:
     def _drain(self) -> Iterator[tuple[bytes, bool]]:
         channel = self._channel
         while (is_out := channel.recv_ready()) or channel.recv_stderr_ready():
-            yield (channel.recv if is_out else channel.recv_stderr)(CHUNK_BYTES), not is_out
+            if is_out:
+                yield self._skim.after(channel.recv(CHUNK_BYTES)), False
+            else:
+                yield channel.recv_stderr(CHUNK_BYTES), True
             self._check_deadline()  # a command that never stops writing ends here too
 
     def _check_deadline(self) -> None:
@@ -194,16 +201,50 @@ class Session:
             return b"", False
 
     def result(self, stdout: bytes, stderr: bytes) -> Result:
-        """Raises ConnectionLost when there is no exit status, Refused when sudo said no."""
+        """Raises ConnectionLost when there is no exit status, Refused when sudo said no, RemoteFailed when
+        the login shell did not start the command."""
         status = int(self._channel.exit_status)
         if status < 0:
             raise self._broken("no exit status came")
+        if not self._skim.found:
+            said = _flat(self._skim.before + b" " + stderr)
+            raise RemoteFailed(
+                f"the login shell on {self._link.name} does not run commands: {said or 'it printed nothing'}",
+                status=status,
+                means=f"`{self._argv[0]}` was not started",
+                hint="give ssh.user a POSIX shell, and its key no forced command",
+            )
         if self._sudo_user:
             said = stderr.decode("utf-8", "replace")
             refusal = sudo_refusal(self._link.name, self._sudo_user, self._argv, status, said)
             if refusal is not None:
                 raise refusal
         return Result(status, stdout, stderr, time.monotonic() - self._started)
+
+
+class Skim:
+    """Leaves out what a login shell's start-up files print before the command's own output."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark.encode() + b"\n"
+        self.found = False
+        self.before = b""
+
+    def after(self, chunk: bytes) -> bytes:
+        """The part of the chunk that is the command's own."""
+        if self.found:
+            return chunk
+        self.before += chunk
+        noise, mark, own = self.before.partition(self._mark)
+        if not mark:
+            self.before = self.before[-LINE_BYTES:]
+            return b""
+        self.found, self.before = True, noise
+        return own
+
+
+def _flat(said: bytes) -> str:
+    return " ".join(said.decode("utf-8", "replace").split())[:300]
 
 
 class _Bell:

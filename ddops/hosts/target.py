@@ -83,12 +83,14 @@ def resolve(config: HostLike) -> Target:
     _refuse_unsupported(config.name, options)
     ssh = config.ssh
     user = ssh.user if _explicit(ssh, "user") else str(options.get("user", ssh.user))
-    port = ssh.port if _explicit(ssh, "port") else int(options.get("port", ssh.port))
+    port = str(ssh.port if _explicit(ssh, "port") else options.get("port", ssh.port))
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise _refused(config.name, f"ssh_config gives it the port {port!r}")
     identities, required = _identities(ssh, options)
     return Target(
         name=config.name,
         host=str(options.get("hostname", config.address)),
-        port=port,
+        port=int(port),
         user=user,
         identity_files=identities,
         identity_required=required,

@@ -45,11 +45,13 @@ def argv_of(command: Sequence[str] | Script) -> list[str]:
     return [str(word) for word in command]
 
 
-def command_line(command: Sequence[str] | Script, *, sudo: bool) -> str:
+def command_line(command: Sequence[str] | Script, *, sudo: bool, mark: str) -> str:
     """One line for the host's shell: every word quoted, LC_ALL=C, `sudo -n` in front when asked.
 
-    `env` sets the locale because it works in any login shell, and it stands before sudo because a
-    sudoers line names the command itself (sudo lets LC_* through).
+    A line `mark` is printed first: what comes before it was written by the login shell's own start-up
+    files, and a login shell that runs no commands (nologin) never prints it. `env` sets the locale because
+    it works in any login shell, and it stands before sudo because a sudoers line names the command itself
+    (sudo lets LC_* through).
 
     Raises:
         ValueError: an empty command, a NUL byte, or more bytes than the kernel takes.
@@ -60,7 +62,7 @@ def command_line(command: Sequence[str] | Script, *, sudo: bool) -> str:
     if any("\0" in word for word in argv):
         raise ValueError("a command cannot hold a NUL byte; send such data on stdin")
     prefix = ["env", "LC_ALL=C", *(["sudo", "-n", "--"] if sudo else [])]
-    line = shlex.join([*prefix, *argv])
+    line = f"printf '%s\\n' {shlex.quote(mark)}; exec {shlex.join([*prefix, *argv])}"
     size = len(line.encode("utf-8", "surrogateescape"))
     if size > LONGEST_COMMAND_BYTES:
         raise ValueError(f"a command of {size} bytes is over the host's limit; send the data on stdin")

@@ -119,6 +119,24 @@ def test_output_held_open_by_a_child_is_not_taken_as_complete(remote: Remote) ->
         remote.run(Script("echo early; sleep 5 & exit 0"), deadline=1.5)
 
 
+def test_what_the_login_shell_prints_by_itself_is_not_the_command_s_output(
+    make_sshd: Callable[..., Any], tmp_path: Path
+) -> None:
+    """bash reads ~/.bashrc under sshd, whoever the command is for."""
+    (tmp_path / ".bashrc").write_text("echo Welcome; printf 'no newline'\n")
+    with connect(make_sshd(f"SetEnv HOME={tmp_path}").host()) as remote:
+        assert remote.run(["echo", "mine"], deadline=30).stdout == b"mine\n"
+        assert list(remote.stream_lines(["seq", "2"], deadline=30)) == ["1", "2"]
+
+
+def test_a_login_that_runs_no_commands_is_told_from_a_failed_command(make_sshd: Callable[..., Any]) -> None:
+    server = make_sshd("ForceCommand echo This account is currently not available.; exit 1")
+    with connect(server.host()) as remote:
+        with pytest.raises(RemoteFailed, match=r"does not run commands: .*not available") as caught:
+            remote.run(["true"], deadline=30)
+        assert "was not started" in caught.value.means
+
+
 @pytest.mark.parametrize("command", [[], [""], ["echo", "a\0b"], ["echo", "x" * 140_000]])
 def test_a_command_that_cannot_travel_is_refused_here(remote: Remote, command: list[str]) -> None:
     with pytest.raises(ValueError, match="command"):
