@@ -177,14 +177,15 @@ _WORST_FIRST = (
     Exit.INTERNAL, Exit.RESTORE_FAILED, Exit.UNKNOWN, Exit.SIGTERM, Exit.SIGINT, Exit.HOST_KEY, Exit.USAGE,
     Exit.ROLLED_BACK, Exit.INCONCLUSIVE, Exit.LOCKED, Exit.REFUSED, Exit.CHANGES,
 )  # fmt: skip
-_CHANGED_NOTHING_GOOD = (Exit.ROLLED_BACK, Exit.INCONCLUSIVE, Exit.REFUSED, Exit.LOCKED)
+# Beside hosts that ended well these are a partial result; the others need a person or an answer first.
+_MIXES = (Exit.ROLLED_BACK, Exit.INCONCLUSIVE, Exit.REFUSED, Exit.LOCKED)
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> Exit:
     """The exit code of a run: never 0 unless every host ended well.
 
     A host that needs a person (5), whose state is not known (6), or a signal outweighs everything; some hosts
-    changed and others not is partial (9); all of one kind is that kind. No outcome at all is an internal error.
+    good and others not is partial (9); all of one kind is that kind. No outcome at all is an internal error.
     """
     found = list(outcomes)
     codes = [outcome.exit for outcome in found]
@@ -194,8 +195,8 @@ def exit_code(outcomes: Iterable[Outcome]) -> Exit:
     if not bad:
         return Exit.OK
     worst = min(bad, key=lambda code: _WORST_FIRST.index(code) if code in _WORST_FIRST else -1)
-    changed = any(outcome.result is Result.APPLIED and outcome.exit is Exit.OK for outcome in found)
-    return Exit.PARTIAL if changed and worst in _CHANGED_NOTHING_GOOD else worst
+    some_good = len(bad) < len(codes)
+    return Exit.PARTIAL if some_good and worst in _MIXES else worst
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def _same_command(written: str, running: str) -> bool:
 
 
 def _replaced_itself(want: Sequence[str], have: Sequence[str]) -> bool:
-    if os.path.basename(want[0]) not in _EXEC_WRAPPERS or len(have) >= len(want) or not have:
+    if os.path.basename(want[0]) not in _EXEC_WRAPPERS or len(have) >= len(want) or have[0].startswith("-"):
         return False
     tail = want[len(want) - len(have) :]
     return _same_command(tail[0], have[0]) and list(tail[1:]) == list(have[1:])

@@ -173,9 +173,10 @@ class Profile:
         out = list(argv)
         if not settings.drafts:
             for name in _SPECULATIVE:
-                out = self._drop(out, name)
-            if self.writes_none:
-                out = self._put(out, "algorithm", settings.algorithm)
+                if name == "algorithm" and self.writes_none:
+                    out = self._put(out, name, settings.algorithm)
+                else:
+                    out = self._drop(out, name)
         else:
             out = self._put(out, "algorithm", settings.algorithm)
             if self._last(out, "draft_model") is None:
