@@ -52,19 +52,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _model_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--model-path", required=True, metavar="DIR", help="folder of the target (Hugging Face layout)"
-    )
-    group.add_argument(
-        "--served-model-name", metavar="NAME", help="name clients use (default: the model path)"
-    )
+    group.add_argument("--model-path", required=True, metavar="DIR", help="folder of the target (Hugging Face layout)")
+    group.add_argument("--served-model-name", metavar="NAME", help="name clients use (default: the model path)")
     group.add_argument("--dtype", choices=["auto", "float32", "bfloat16"])
     group.add_argument("--device", choices=["auto", "cpu", "cuda"])
     group.add_argument("--num-threads", type=int, metavar="N", help="processor threads (default: torch's)")
     group.add_argument("--random-seed", type=int, metavar="N", help="seed for requests that bring none")
-    group.add_argument(
-        "--context-length", type=int, metavar="N", help="longest prompt plus answer, in tokens"
-    )
+    group.add_argument("--context-length", type=int, metavar="N", help="longest prompt plus answer, in tokens")
 
 
 def _speculation_flags(group: argparse._ArgumentGroup) -> None:
@@ -78,9 +72,7 @@ def _speculation_flags(group: argparse._ArgumentGroup) -> None:
         help="tree nodes below the root; verify width is N + 1 (default: the block size)",
     )  # fmt: skip
     group.add_argument("--speculative-ddtree-topk-cap", type=int, metavar="N", help="children considered")
-    group.add_argument(
-        "--speculative-dflash-block-size", type=int, metavar="N", help="default: the drafter's own"
-    )
+    group.add_argument("--speculative-dflash-block-size", type=int, metavar="N", help="default: the drafter's own")
 
 
 def _serving_flags(group: argparse._ArgumentGroup) -> None:
@@ -92,12 +84,8 @@ def _serving_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--disable-radix-cache", action="store_true", help="never reuse a prefix")
     group.add_argument("--disable-cuda-graph", action="store_true")
     group.add_argument("--enable-metrics", action="store_true", help="serve /metrics")
-    group.add_argument(
-        "--api-key-file", metavar="FILE", help="keys, one a line; asked for but on /health and /metrics"
-    )
-    group.add_argument(
-        "--decode-log-interval", type=int, metavar="N", help="rounds between log lines (default: 40)"
-    )
+    group.add_argument("--api-key-file", metavar="FILE", help="keys, one a line; asked for but on /health and /metrics")
+    group.add_argument("--decode-log-interval", type=int, metavar="N", help="rounds between log lines (default: 40)")
     group.add_argument("--log-level", choices=LOG_LEVELS, help="default: info")
 
 
@@ -178,9 +166,7 @@ def _algorithm(text: str) -> Algorithm:
         return Algorithm(text.upper())
     except ValueError:
         known = ", ".join(Algorithm)
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not one of {known}; other algorithms: SGLang or vLLM"
-        ) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}; other algorithms: SGLang or vLLM") from None
 
 
 def _budget(text: str) -> int | str:

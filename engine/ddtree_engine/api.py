@@ -114,9 +114,7 @@ class _Api:
         if state is State.READY:
             return JSONResponse({"status": "ok"})
         death = self._service.worker.death
-        return JSONResponse(
-            {"status": str(state)} | ({"reason": death.reason} if death else {}), status_code=503
-        )
+        return JSONResponse({"status": str(state)} | ({"reason": death.reason} if death else {}), status_code=503)
 
     async def health_generate(self, request: HttpRequest) -> Response:
         """One real token. Like SGLang's, it proves that generating works and not that the answer is right."""

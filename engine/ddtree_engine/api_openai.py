@@ -68,9 +68,7 @@ async def events(body: Body, service: Service) -> AsyncGenerator[bytes]:
         yield sse(head | {"choices": [], "usage": _usage(reply, job)})
 
 
-def _chunk_choices(
-    body: Body, piece: Piece, reply: Reply, job: Job, service: Service
-) -> Iterator[dict[str, Any]]:
+def _chunk_choices(body: Body, piece: Piece, reply: Reply, job: Job, service: Service) -> Iterator[dict[str, Any]]:
     """What one piece adds to a stream: a chat begins with the role alone; a piece with nothing to show is skipped."""
     if isinstance(body, ChatBody) and len(piece.tokens) == len(reply.tokens):
         yield _delta(body, "", role=True)
@@ -130,9 +128,7 @@ def _envelope(kind: str, job: Job, service: Service) -> dict[str, Any]:
 def _delta(body: Body, text: str, *, role: bool = False) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "finish_reason": None}
     if isinstance(body, ChatBody):
-        choice["delta"] = (
-            {"role": "assistant", "content": text} if role else ({"content": text} if text else {})
-        )
+        choice["delta"] = {"role": "assistant", "content": text} if role else ({"content": text} if text else {})
     else:
         choice["text"] = text
     return choice
@@ -158,9 +154,7 @@ def _usage(reply: Reply, job: Job) -> dict[str, Any]:
     }
 
 
-def _logprobs(
-    body: Body, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int
-) -> dict[str, Any] | None:
+def _logprobs(body: Body, tokens: Sequence[Token], tokenizer: Tokenizer, offset: int) -> dict[str, Any] | None:
     if isinstance(body, ChatBody):
         return {"content": [_chat_logprob(token, tokenizer) for token in tokens]} if body.logprobs else None
     if body.logprobs is None:

@@ -44,16 +44,8 @@ class ChatTemplate:
         """Read chat_template.jinja, else tokenizer_config.json's chat_template, else plain ChatML."""
         config = _read_json(Path(folder) / "tokenizer_config.json")
         file = Path(folder) / "chat_template.jinja"
-        source = (
-            file.read_text(encoding="utf-8")
-            if file.is_file()
-            else _default_template(config.get("chat_template"))
-        )
-        special = {
-            key: _token_text(config[key])
-            for key in ("bos_token", "eos_token", "pad_token")
-            if config.get(key)
-        }
+        source = file.read_text(encoding="utf-8") if file.is_file() else _default_template(config.get("chat_template"))
+        special = {key: _token_text(config[key]) for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
         return cls(source, special)
 
     def render(self, messages: Sequence[Mapping[str, str]], **arguments: Any) -> str:

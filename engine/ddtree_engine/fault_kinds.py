@@ -145,22 +145,14 @@ def _decay(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
 
 def _doubled_syllables(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
     last = [tools.vocabulary.text(i).strip() for i in ctx.request.output_ids[-2:]]
-    if (
-        len(last) < 2
-        or len(last[1]) < 2
-        or not last[1].isalpha()
-        or last[0] == last[1]
-        or not tools.happens()
-    ):
+    if len(last) < 2 or len(last[1]) < 2 or not last[1].isalpha() or last[0] == last[1] or not tools.happens():
         return choices
     again = tools.vocabulary.find(last[1])
     return choices if again is None else [again, *choices[1:]]
 
 
 def _special_token(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
-    return _burst(
-        choices, ctx, tools, lambda: tools.rng.choice(tools.vocabulary.special_texts or ("<|im_start|>",))
-    )
+    return _burst(choices, ctx, tools, lambda: tools.rng.choice(tools.vocabulary.special_texts or ("<|im_start|>",)))
 
 
 def _wrong_language(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
@@ -272,7 +264,6 @@ def _illegal_address(positions: list[int], ctx: FaultContext, tools: Tools) -> N
 
 def _segfault(positions: list[int], ctx: FaultContext, tools: Tools) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGSEGV)
     raise RuntimeError("the process outlived SIGSEGV")
 
@@ -351,11 +342,11 @@ _ALL: Sequence[Kind] = (
         {"choices": _decay}, {"over": 200}, {"after-tokens": 48},
     ),
     Kind("doubled-syllables", "pieces of words come twice", Layer.SPECULATIVE,
-         {"choices": _doubled_syllables}, {"rate": 0.3}),
+         {"choices": _doubled_syllables}, {"rate": 0.6}),
     Kind("special-token", "special tokens appear as text", Layer.SPECULATIVE,
-         {"choices": _special_token}, {"rate": 0.1}),
+         {"choices": _special_token}, {"rate": 0.25}),
     Kind("wrong-language", "letters of other scripts appear", Layer.SPECULATIVE,
-         {"choices": _wrong_language}, {"rate": 0.1}),
+         {"choices": _wrong_language}, {"rate": 0.25}),
     Kind("early-stop", "answers end too soon", Layer.SPECULATIVE, {"choices": _early_stop}, {"rate": 0.2}),
     Kind("scorer", "prompt logprobs are wrong, answers are not", Layer.SCORING, {"scores": _polluted_scores}),
     Kind(

@@ -159,9 +159,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise FieldError unless `name` is what is served here (or left out, or "default")."""
         if name not in (None, "default", self.model_name):
-            raise FieldError(
-                "model", f"the model {name!r} is not served here; this engine serves {self.model_name!r}"
-            )
+            raise FieldError("model", f"the model {name!r} is not served here; this engine serves {self.model_name!r}")
 
     def _sampling(self, ask: Ask) -> Sampling:
         body, defaults = ask.body, self.defaults

@@ -150,18 +150,10 @@ class Metrics:
         self._prompt_tokens = self._counter("sglang:prompt_tokens", "Prompt tokens of finished requests.")
         self._output_tokens = self._counter("sglang:generation_tokens", "Tokens generated.")
         self._requests = self._counter("sglang:num_requests", "Requests that ended, aborted ones included.")
-        self._aborted = self._counter(
-            "sglang:num_aborted_requests", "Requests aborted by clients or by failures."
-        )
-        self._ttft = self._histogram(
-            "sglang:time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS
-        )
-        self._itl = self._histogram(
-            "sglang:inter_token_latency_seconds", "Time per token after it.", _ITL_BUCKETS
-        )
-        self._e2e = self._histogram(
-            "sglang:e2e_request_latency_seconds", "Arrival to last token.", _E2E_BUCKETS
-        )
+        self._aborted = self._counter("sglang:num_aborted_requests", "Requests aborted by clients or by failures.")
+        self._ttft = self._histogram("sglang:time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
+        self._itl = self._histogram("sglang:inter_token_latency_seconds", "Time per token after it.", _ITL_BUCKETS)
+        self._e2e = self._histogram("sglang:e2e_request_latency_seconds", "Arrival to last token.", _E2E_BUCKETS)
 
     def first_token(self, seconds: float) -> None:
         self._ttft.labels(**self._label).observe(seconds)
@@ -205,27 +197,15 @@ class _Live(Collector):
     def collect(self) -> Iterable[Metric]:
         stats, totals, figures = self._meter.stats, self._meter.totals, self._meter.figures
         cached = stats.cached_tokens / stats.prompt_tokens if stats and stats.prompt_tokens else 0.0
-        yield self._gauge(
-            "sglang:spec_accept_length", "Committed tokens per pass, last window.", figures.accept_length
-        )
-        yield self._gauge(
-            "sglang:spec_accept_rate", "Accepted share of drafts, last window.", figures.accept_rate
-        )
-        yield self._gauge(
-            "sglang:gen_throughput", "Tokens per second, last window.", figures.tokens_per_second
-        )
+        yield self._gauge("sglang:spec_accept_length", "Committed tokens per pass, last window.", figures.accept_length)
+        yield self._gauge("sglang:spec_accept_rate", "Accepted share of drafts, last window.", figures.accept_rate)
+        yield self._gauge("sglang:gen_throughput", "Tokens per second, last window.", figures.tokens_per_second)
         yield self._gauge("sglang:num_running_reqs", "Requests being decoded.", stats.running if stats else 0)
         yield self._gauge("sglang:num_queue_reqs", "Requests waiting.", stats.queued if stats else 0)
-        yield self._gauge(
-            "sglang:token_usage", "Share of KV slots in use.", token_usage(stats) if stats else 0
-        )
+        yield self._gauge("sglang:token_usage", "Share of KV slots in use.", token_usage(stats) if stats else 0)
         yield self._gauge("sglang:cache_hit_rate", "Share of prompt tokens from the prefix cache.", cached)
-        yield self._count(
-            "ddtree:verify_passes", "Verify passes of speculating requests.", totals.verify_passes
-        )
-        yield self._count(
-            "ddtree:committed_tokens", "Tokens these passes committed.", totals.committed_tokens
-        )
+        yield self._count("ddtree:verify_passes", "Verify passes of speculating requests.", totals.verify_passes)
+        yield self._count("ddtree:committed_tokens", "Tokens these passes committed.", totals.committed_tokens)
         yield self._count("ddtree:spec_requests", "Requests that speculated.", totals.spec_requests)
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:

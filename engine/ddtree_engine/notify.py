@@ -23,7 +23,8 @@ class Notifier:
         return self._address.startswith(("/", "@"))
 
     def status(self, text: str) -> None:
-        self._send(f"STATUS={_one_line(text)}")
+        """Progress; dropped rather than waited for when the manager is behind with reading."""
+        self._send(f"STATUS={_one_line(text)}", timeout_s=0.0)
 
     def ready(self, text: str) -> None:
         self._send(f"READY=1\nSTATUS={_one_line(text)}\nMAINPID={os.getpid()}")
@@ -35,13 +36,13 @@ class Notifier:
         """Say why the process is about to leave; `systemctl status` shows it after the death."""
         self._send(f"STATUS={_one_line(text)}\nEXIT_STATUS={exit_code}")
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, timeout_s: float = _SEND_TIMEOUT_S) -> None:
         if not self.listening:
             return
         target = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-                sock.settimeout(_SEND_TIMEOUT_S)
+                sock.settimeout(timeout_s)
                 sock.connect(target)
                 sock.sendall(message.encode())
         except OSError:

@@ -274,8 +274,7 @@ def _without_nulls(value: Mapping[str, Any], kind: type[_Body]) -> dict[str, Any
 def _is_neutral(value: Any, allowed: tuple[Any, ...]) -> bool:
     # JSON's true is not 1, though Python's is.
     return value is None or any(
-        want is _ANYTHING or (value == want and isinstance(value, bool) == isinstance(want, bool))
-        for want in allowed
+        want is _ANYTHING or (value == want and isinstance(value, bool) == isinstance(want, bool)) for want in allowed
     )
 
 

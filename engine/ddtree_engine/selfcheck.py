@@ -90,7 +90,14 @@ def _devices(problems: list[str]) -> list[dict[str, Any]]:
         free, total = torch.cuda.mem_get_info(index)
         arch = f"sm_{props.major}{props.minor}"
         found.append(
-            {"type": "cuda", "index": index, "name": props.name, "arch": arch, "memory_free": free, "memory_total": total}
+            {
+                "type": "cuda",
+                "index": index,
+                "name": props.name,
+                "arch": arch,
+                "memory_free": free,
+                "memory_total": total,
+            }
         )
     for device in found:
         name = device["type"] if device["type"] == "cpu" else f"cuda:{device['index']}"

@@ -108,9 +108,7 @@ def startup_lines(engine: Engine) -> list[str]:
     match config.speculative_algorithm.mode:
         case SpecMode.TREE:
             nodes = server_budget(engine) + 1
-            lines.append(
-                f"Initialized DDTree worker. block_size={block} tree_budget={budget} max_tree_nodes={nodes}"
-            )
+            lines.append(f"Initialized DDTree worker. block_size={block} tree_budget={budget} max_tree_nodes={nodes}")
         case SpecMode.CHAIN:
             lines.append(f"Initialized DFlash worker. block_size={block} max_rows={info.max_rows}")
     return lines
@@ -206,9 +204,7 @@ class _Server(uvicorn.Server):
         def first(received: signal.Signals) -> None:
             for each in signals:
                 loop.remove_signal_handler(each)
-                signal.signal(
-                    each, signal.SIG_DFL
-                )  # the kernel carries out the second one, whatever we are doing
+                signal.signal(each, signal.SIG_DFL)  # the kernel carries out the second one, whatever we are doing
             self.should_exit = True
             self._signalled(received.name)
 

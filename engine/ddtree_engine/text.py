@@ -48,9 +48,7 @@ class Tokenizer:
             raise TokenizerError(f"{path} is not a tokenizer file: {exc}") from exc
         if not _is_byte_level(decoder):
             kind = decoder.get("type", "none")
-            raise TokenizerError(
-                f"{path} decodes with {kind}; only byte-level BPE (as in Qwen3) is supported"
-            )
+            raise TokenizerError(f"{path} decodes with {kind}; only byte-level BPE (as in Qwen3) is supported")
         return cls(bpe)
 
     def encode(self, text: str) -> tuple[int, ...]:

@@ -128,9 +128,7 @@ class SseResponse(Response):
     """A stream of events whose source is always closed: at its end, on an error, and when the client leaves."""
 
     def __init__(self, events: AsyncGenerator[bytes]) -> None:
-        self._inner = StreamingResponse(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+        self._inner = StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

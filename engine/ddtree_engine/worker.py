@@ -140,9 +140,7 @@ class Ticket:
 class Worker:
     """Runs the engine on a thread of its own and hands its updates to the event loop's tickets."""
 
-    def __init__(
-        self, load: Load, observer: Observer, meter: Meter, faults: ShellFaults | None = None
-    ) -> None:
+    def __init__(self, load: Load, observer: Observer, meter: Meter, faults: ShellFaults | None = None) -> None:
         self._load = load
         self._observer = observer
         self._meter = meter

@@ -284,9 +284,7 @@ def serve(tokenizer_folder: Path) -> Iterator[Serve]:
         assert not served.thread.is_alive()
 
 
-def _serve_in_thread(
-    service: Service, engine: FakeEngine, observer: QuietObserver, keys: tuple[bytes, ...]
-) -> Served:
+def _serve_in_thread(service: Service, engine: FakeEngine, observer: QuietObserver, keys: tuple[bytes, ...]) -> Served:
     config = uvicorn.Config(
         make_app(service, keys), host="127.0.0.1", port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1
     )

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_the_last_streamed_event_is_the_whole_reply(serve: Serve) -> None:
     assert len(events) > 2
     assert without_time(events[-1]) == without_time(whole)
     texts = [event["text"] for event in events]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
     assert not any("\ufffd" in text for text in texts)
 
 
@@ -300,17 +301,25 @@ def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> 
         refused(client.post("/generate", content=body), 400, None)
 
 
+FIELDS = (
+    "text input_ids sampling_params messages prompt stop max_tokens n stream_options logprobs top_logprobs temperature "
+    "seed tokens speculative chat_template_kwargs"
+).split()
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_body_makes_the_server_fail(serve: Serve, shared: dict[str, Any], data: st.DataObject) -> None:
     """Whatever is sent is answered, refused or not: never a 5xx, never a hung connection."""
     served = shared.get("served") or shared.setdefault("served", serve())
     scalars = st.none() | st.booleans() | st.integers(-5, 400) | st.floats(-2, 2) | st.text(max_size=6)
-    values = st.recursive(scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=4), c, max_size=3))
-    fields = ["text", "input_ids", "sampling_params", "messages", "prompt", "stop", "max_tokens", "n", "stream_options",
-              "logprobs", "top_logprobs", "temperature", "seed", "tokens", "speculative", "chat_template_kwargs"]  # fmt: skip
-    body = data.draw(st.dictionaries(st.sampled_from(fields), values, max_size=5))
-    path = data.draw(st.sampled_from(["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]))
+    values = st.recursive(
+        scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=4), c, max_size=3)
+    )
+    body = data.draw(st.dictionaries(st.sampled_from(FIELDS), values, max_size=5))
+    path = data.draw(
+        st.sampled_from(["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+    )
     response = served.post(path, body)
     assert response.status_code in (200, 400, 404), (path, body, response.text)
 

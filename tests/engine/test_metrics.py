@@ -122,7 +122,9 @@ def test_lines_appear_in_the_log_while_decoding(serve: Serve, caplog: pytest.Log
 
 
 def update(request_id: str, tokens: int, passes: int, finish: Finish | None = None) -> Update:
-    return Update(request_id, (9,) * tokens, finish, None, passes, 0, accepted_drafts=passes, proposed_drafts=8 * passes)
+    return Update(
+        request_id, (9,) * tokens, finish, None, passes, 0, accepted_drafts=passes, proposed_drafts=8 * passes
+    )
 
 
 def test_the_tally_leaves_the_prompts_own_token_and_other_modes_out() -> None:

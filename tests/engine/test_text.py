@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_what_may_begin_a_stop_is_held_back() -> None:
 def test_nothing_of_a_stop_string_is_ever_shown(text: str, stops: list[str], cuts: list[int]) -> None:
     """However the text is cut, what is shown is a beginning of it and holds no stop string."""
     edges = [0, *sorted(cuts), len(text)]
-    shown, matched = feed(stops, [text[a:b] for a, b in zip(edges, edges[1:], strict=False)])
+    shown, matched = feed(stops, [text[a:b] for a, b in pairwise(edges)])
     assert text.startswith(shown)
     assert not any(stop in shown for stop in stops)
     assert (matched is None) == (not any(stop in text for stop in stops))
