@@ -18,7 +18,7 @@ import paramiko
 
 from ddops.errors import RemoteFailed, RemoteTimeout
 from ddops.hosts.link import Link
-from ddops.hosts.relay import Relay, RelayStream
+from ddops.hosts.relay import START_SECONDS, Relay, RelayStream
 
 if TYPE_CHECKING:
     from ddops.hosts.remote import Remote
@@ -119,14 +119,14 @@ class HostBackend(httpcore.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        until = time.monotonic() + (CONNECT_SECONDS if timeout is None else timeout)
+        limit = CONNECT_SECONDS if timeout is None else timeout
         if self._refusing_link is not self._remote.link:
-            stream = self._direct(host, port, until)
+            stream = self._direct(host, port, time.monotonic() + limit)
             if stream is not None:
                 return stream
             self._refusing_link = self._remote.link
             self._remote.note(f"sshd on {self._remote.name} forwards no ports: HTTP goes through a relay instead")
-        return self._relayed(host, port, until)
+        return self._relayed(host, port, limit)
 
     def close(self) -> None:
         relay, self._relay = self._relay, None
@@ -150,26 +150,26 @@ class HostBackend(httpcore.NetworkBackend):
                 raise httpcore.ConnectTimeout(str(exc.what)) from exc
         raise httpcore.ConnectError(f"{host}:{port} on {self._remote.name}: {reason}")
 
-    def _relayed(self, host: str, port: int, until: float) -> httpcore.NetworkStream:
+    def _relayed(self, host: str, port: int, limit: float) -> httpcore.NetworkStream:
         place = f"{host}:{port} on {self._remote.name}"
         link = self._remote.link
         try:
-            relay = self._running_relay(link, until)
-            return _RelayedStream(link, relay.connect(host, port, max(0.0, until - time.monotonic())))
+            # Starting the relay happens once and has its own limit: it is not this engine being slow.
+            relay = self._running_relay(link)
+            return _RelayedStream(link, relay.connect(host, port, limit))
         except (TimeoutError, RemoteTimeout) as exc:
             raise httpcore.ConnectTimeout(f"{place}: no answer") from exc
         except (OSError, RemoteFailed) as exc:
             raise _lost_or(link, httpcore.ConnectError(f"{place}: {exc}")) from exc
 
-    def _running_relay(self, link: Link, until: float) -> Relay:
+    def _running_relay(self, link: Link) -> Relay:
         with self._lock:
             if self._relay is not None and (not self._relay.usable or self._relay_link is not link):
                 self._relay.close()
                 self._relay = None
             if self._relay is None:
                 pythons = tuple(dict.fromkeys(("python3", self._remote.engine_python)))
-                left = max(1.0, until - time.monotonic())
-                self._relay = Relay(self._remote.session(Relay.command(pythons), left))
+                self._relay = Relay(self._remote.session(Relay.command(pythons), START_SECONDS))
                 self._relay_link = link
             return self._relay
 

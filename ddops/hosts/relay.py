@@ -20,7 +20,7 @@ _HEADER = struct.Struct(">IBI")
 _OPEN, _OPENED, _REFUSED, _DATA, _END, _CLOSE, _READY = range(7)
 _BLOCK = 32_768
 _BUFFER_LIMIT = 64 * 2**20  # of one stream nobody reads
-_START_SECONDS = 20.0
+START_SECONDS = 20.0
 
 _START = """src=$1; shift
 for python in "$@"; do
@@ -87,7 +87,7 @@ class Relay:
         self._thread = threading.Thread(target=self._receive, name="ddops-relay", daemon=True)
         self._thread.start()
         try:
-            self.wait(lambda: self._ready or self.problem is not None, _START_SECONDS)
+            self.wait(lambda: self._ready or self.problem is not None, START_SECONDS)
         except TimeoutError:
             self.problem = RelayRefused("the relay on the host did not start")
         if self.problem is not None:
