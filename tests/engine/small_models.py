@@ -240,10 +240,18 @@ class Reference:
 # Drafts that hit ------------------------------------------------------------------------------------------------
 
 
-def plant_drafts(engine: Engine, expected: dict[tuple[int, ...], list[int]], seed: int, miss: float = 0.15) -> None:
+def plant_drafts(
+    engine: Engine,
+    expected: dict[tuple[int, ...], list[int]],
+    seed: int,
+    *,
+    miss: float = 0.15,
+    sure: bool = False,
+) -> None:
     """Make a random drafter useful: its marginals hold the expected next token at a random rank, or (`miss`) not at all.
 
     Trees then branch, are unequal between requests, and are accepted along paths that are not the first choices.
+    `sure`: the expected token is always the first choice, with nearly all the probability.
     """
     runner, random = engine._decoder.runner, torch.Generator().manual_seed(seed)
     vocab = engine.info.vocab_size
@@ -256,9 +264,12 @@ def plant_drafts(engine: Engine, expected: dict[tuple[int, ...], list[int]], see
             future = expected[s.request.prompt_ids][len(s.output_ids) :]
             for depth in range(segment.rows - 1):
                 weights = torch.rand(k, generator=random).sort(descending=True).values * 0.9
+                weights = torch.tensor([0.95] + [0.01] * (k - 1)) if sure else weights
                 logprobs.append((weights / weights.sum().clamp(min=1.0)).log())
                 ids = torch.randperm(vocab, generator=random)[:k]
-                hit = depth < len(future) and float(torch.rand(1, generator=random)) >= miss
+                if sure and depth < len(future):
+                    ids = torch.tensor([future[depth], *(i for i in range(k) if i != future[depth])])[:k]
+                hit = not sure and depth < len(future) and float(torch.rand(1, generator=random)) >= miss
                 if hit and future[depth] not in ids.tolist():
                     ids[int(torch.randint(k, (1,), generator=random))] = future[depth]
                 tokens.append(ids)
