@@ -133,7 +133,12 @@ def put_release(agent: Agent, release: Release) -> bool:
     try:
         result = agent.call(commands.release(engine.releases_dir, engine.release, release.manifest_digest, release.tar))
     except RemoteFailed as problem:
-        raise Refused(f"{problem.what}", means="the release was not installed") from problem
+        other = problem.status == commands.OTHER_RELEASE
+        raise Refused(
+            problem.what,
+            means="the release was not installed, and what runs was not touched",
+            hint="give this one another name (engine.release in the inventory)" if other else "",
+        ) from problem
     return result.stdout.strip() == b"installed"
 
 

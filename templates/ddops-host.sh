@@ -30,7 +30,7 @@ CONTROL=/run/systemd/system.control
 KEPT_LINES=2000
 
 # Exit statuses the controller tells apart: 64 usage, 65 unit not valid, 66 nothing to act on, 69 no room,
-# 73 held by another run, 75 too late (the other side has the token).
+# 73 held by another run, 74 another release has that name, 75 too late (the other side has the token).
 fail() { code=$1; shift; echo "$*" >&2; exit "$code"; }
 now() { read -r up _ < /proc/uptime; echo "${up%.*}"; }
 put() { cat > "$1.new"; sync "$1.new" 2>/dev/null || sync; mv -f "$1.new" "$1"; }
@@ -466,7 +466,7 @@ release() {
         && (cd "$dir/$version" && sha256sum --quiet -c SHA256SUMS > /dev/null 2>&1); then
         cat > /dev/null; echo "present"; return 0
     fi
-    [ ! -e "$dir/$version" ] || fail 73 "$dir/$version exists and is another release"
+    [ ! -e "$dir/$version" ] || fail 74 "$dir/$version exists and is another release, or a damaged one"
     part=$dir/.$version.partial
     rm -rf "$part"; mkdir "$part"
     tar -x -f - -C "$part" --no-same-owner || { rm -rf "$part"; fail 69 "the release could not be unpacked below $dir (no room?)"; }
