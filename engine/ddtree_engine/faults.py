@@ -74,11 +74,14 @@ class Scope:
 # Which conditions can hold at all where a layer acts.
 _SERVER_KEYS = frozenset({"above-budget", "above-product", "boot-share"})
 _REQUEST_KEYS = _SERVER_KEYS | {"min-batch", "batch", "share"}
-_LAYER_KEYS: Mapping[Layer, frozenset[str]] = {
+_LAYER_KEYS: dict[Layer, frozenset[str]] = {
     Layer.START: _SERVER_KEYS,
     Layer.SERVING: _REQUEST_KEYS,
     Layer.SCORING: _REQUEST_KEYS,
-} | dict.fromkeys((Layer.SPECULATIVE, Layer.DECODE, Layer.STREAM), _REQUEST_KEYS | {"after-tokens"})
+    Layer.SPECULATIVE: _REQUEST_KEYS | {"after-tokens"},
+    Layer.DECODE: _REQUEST_KEYS | {"after-tokens"},
+    Layer.STREAM: _REQUEST_KEYS | {"after-tokens"},
+}
 _SHARES = frozenset({"share", "boot-share", "rate"})
 
 
@@ -132,7 +135,7 @@ def describe_kinds() -> str:
     """What `--fault help` prints."""
     lines = []
     for kind in KINDS.values():
-        preset = " ".join(f"{key}={value:g}" for key, value in (kind.options | dict(kind.scope)).items())
+        preset = " ".join(f"{key}={value:g}" for key, value in ({**kind.options, **kind.scope}).items())
         lines.append(f"  {kind.name:18} {kind.layer:12} {kind.summary}" + (f" [{preset}]" if preset else ""))
     keys = "scope keys: above-budget above-product min-batch batch share boot-share after-tokens; and seed"
     return "\n".join(["kind               lives in     what it does [presets]", *lines, keys])

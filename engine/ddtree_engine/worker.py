@@ -96,7 +96,7 @@ class _Cancel:
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    done: asyncio.Future[bool]
+    done: asyncio.Future[None]
 
 
 _Command: TypeAlias = _Submit | _Cancel | _Flush
@@ -178,13 +178,13 @@ class Worker:
         if self._tickets.pop(request_id, None) is not None:
             self._inbox.put(_Cancel(request_id))
 
-    async def flush(self) -> bool:
+    async def flush(self) -> None:
         """Empty the prefix cache. Raises NotReady, EngineDead or Stalled."""
         self._ready_engine()
-        done: asyncio.Future[bool] = self._loop.create_future()
+        done: asyncio.Future[None] = self._loop.create_future()
         self._inbox.put(_Flush(done))
         try:
-            return await asyncio.wait_for(done, ANSWER_S)
+            await asyncio.wait_for(done, ANSWER_S)
         except TimeoutError as exc:
             raise Stalled(f"the device thread did not answer in {ANSWER_S:.0f} s") from exc
 
@@ -313,7 +313,8 @@ class Worker:
         elif isinstance(command, _Cancel):
             engine.cancel(command.request_id)
         else:
-            self._post(_resolve, command.done, engine.flush())
+            engine.flush()
+            self._post(_resolve, command.done)
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens any more
@@ -335,6 +336,6 @@ def warm_up(engine: Engine) -> None:
     engine.flush()
 
 
-def _resolve(future: asyncio.Future[bool], value: bool) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
-        future.set_result(value)
+        future.set_result(None)

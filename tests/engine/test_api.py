@@ -304,7 +304,7 @@ def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> 
 FIELDS = (
     "text input_ids sampling_params messages prompt stop max_tokens n stream_options logprobs top_logprobs temperature "
     "seed tokens speculative chat_template_kwargs"
-).split()
+).split()  # noqa: SIM905
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

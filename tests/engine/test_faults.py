@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ddtree_engine import fault_kinds
+from ddtree_engine import fault_acts
 from ddtree_engine.config import ConfigError, EngineConfig, SpecMode
 from ddtree_engine.corruption import FaultContext, RequestView
 from ddtree_engine.fault_kinds import KINDS, Layer
@@ -258,7 +258,7 @@ def test_special_tokens_are_spelled_out(make: Callable[..., Faults], tokenizer: 
 
 def test_letters_of_other_scripts_come_whole(make: Callable[..., Faults], tokenizer: Tokenizer) -> None:
     text = tokenizer.decode(decode(make("wrong-language"), view(1, [1], [50]), truth=counting, tokens=200)[:150])
-    assert any(char in text for char in fault_kinds._FOREIGN)
+    assert any(char in text for char in fault_acts.FOREIGN)
     assert "\ufffd" not in text
 
 
@@ -462,7 +462,7 @@ def test_a_hang_at_start_does_not_end(make: Callable[..., Faults], monkeypatch: 
         if next(naps) == 50:
             raise TimeoutError
 
-    monkeypatch.setattr(fault_kinds.time, "sleep", nap)
+    monkeypatch.setattr(fault_acts.time, "sleep", nap)
     with pytest.raises(TimeoutError):
         start(make, "hang-start")
 
