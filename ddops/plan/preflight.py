@@ -146,9 +146,9 @@ def _gpu(config: HostConfig, observed: Observed) -> Iterator[Refusal]:
 
 # ---------------------------------------------------------------- the unit that is there
 def adopted(observed: Observed) -> bool:
-    """Whether the unit in /etc came about with ddops: proven, adopted or confirmed in just these bytes."""
+    """Whether the unit in /etc is ddops' to change: adopted, or confirmed by it, in just these bytes."""
     digest = memory.digest_of(observed.etc_unit)
-    kinds = (Kind.ADOPTED, Kind.CONFIRMED, Kind.VERIFIED)
+    kinds = (Kind.ADOPTED, Kind.CONFIRMED)
     return any(entry.digest == digest and entry.kind in kinds for entry in observed.ledger)
 
 

@@ -114,6 +114,18 @@ def test_select_of_nothing_is_never_everything() -> None:
         fleet().select([])
 
 
+def test_the_prove_section_is_what_the_battery_takes() -> None:
+    from ddops.prove.verdicts import Gates, Policy
+
+    text = BASE.replace("spec: {budget: 64}", "prove: {gates: {copy: 0.5, gap: 0.25}, sampling: {top_p: 0.9}}")
+    section = fleet(text).hosts["two"].prove
+    gates = Gates(**section.gates.model_dump())
+    assert (gates.copy, gates.gap, gates.coding) == (0.5, 0.25, 1.0)
+    assert Gates(**fleet().hosts["one"].prove.gates.model_dump()) == Gates()
+    assert Policy(gates, **section.sampling).top_p == 0.9
+    assert Policy(**fleet().hosts["one"].prove.sampling) == Policy()
+
+
 # ---------------------------------------------------------------- refusals: (what is replaced, by what, field, line of)
 WRONG = [
     ("budget: 16", "bugdet: 16", "defaults.spec.bugdet", "bugdet"),

@@ -438,6 +438,12 @@ def test_a_confirmed_amendment_is_amended_again_and_not_replaced_by_the_template
     assert make(host(SGLANG), Request(budget=15), observed).unit.text == HAND.replace(b"budget 8", b"budget 15")
 
 
+def test_proving_a_hand_written_unit_does_not_adopt_it() -> None:
+    word = entry(Kind.VERIFIED, units.digest(HAND), invocation="inv-1", boot="boot-1", verdict=PASS)
+    observed = with_unit(HAND, units.parse(HAND).argv, (word,))
+    assert "ddops adopt" in refusals(make(host(SGLANG), Request(budget=16), observed))
+
+
 def test_what_may_be_adopted() -> None:
     plan.adoptable(host(SGLANG), with_unit(HAND, ()))
     for observed, said in [
