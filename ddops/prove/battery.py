@@ -15,14 +15,15 @@ from ddops.prove.client import EngineClient, Limits
 from ddops.prove.evidence import Baseline, Evidence, Fault, Level, Outcome, Verdict, VerdictKind
 from ddops.prove.golden import Golden
 from ddops.prove.judging import Bench, served
-from ddops.prove.session import EngineDied, OutOfTime, Session
-from ddops.prove.stages import STAGES, Stage, alarms_evidence, golden_stage, rescore_stage
+from ddops.prove.session import EngineDied, OutOfTime, Session, named
+from ddops.prove.stages import CLOSING, STAGES, Stage
 from ddops.prove.verdicts import Policy, decide
 from ddops.prove.wire import EngineError, Failure
 
 DEFAULT_POLICY = Policy()
+_DIED = "the engine died"
 OnEvent = Callable[[Evidence], None]
-PROBES = ("applied", *(p for s in STAGES for p in s.probes), "golden", "alarms", "served")
+PROBES = ("applied", *(p for s in STAGES for p in s.probes), "alarms", "served")
 
 
 def run(
@@ -61,11 +62,11 @@ def run(
         raise ValueError(f"no probe is called {unknown[0]!r}; there are {', '.join(PROBES)}")
     client.limits = Limits(policy.request_seconds, policy.stall_seconds)
     session = Session(client, Level(level), policy, baseline, reference)
-    session.notes["log"] = tuple(log)
+    session.notes |= {"log": tuple(log), "golden": golden}
     found = _Collected(on_event)
     if applied is not None and _wanted("applied", only):
         found.add(applied)
-    _stages(Bench(session), golden, only, found)
+    _stages(Bench(session), only, found)
     return _verdict(session, found.evidence, policy, only, digest, invocation)
 
 
@@ -110,30 +111,29 @@ def _wanted(probe: str, only: Collection[str] | None) -> bool:
     return not only or probe in only
 
 
-def _stages(bench: Bench, golden: Golden | None, only: Collection[str] | None, found: _Collected) -> None:
+def _stages(bench: Bench, only: Collection[str] | None, found: _Collected) -> None:
     """Stages in order until one ends the run; then the evidence that every run has."""
-    stages = [*STAGES, Stage("golden", ("golden",), lambda b: golden_stage(b, golden))]
-    chosen = [s for s in stages if any(_wanted(p, only) for p in s.probes)]
     ended = ""
-    for stage in chosen:
-        if ended:
-            for probe in stage.probes:
-                if _wanted(probe, only):
-                    found.add(Evidence(probe, Outcome.NOT_SCORED, detail=ended))
-            continue
-        ended = _one(bench, stage, only, found)
-    died = ended.startswith("the engine died")
-    if not died and _wanted("rescore", only):
-        died = bool(_guarded(bench, "rescore", lambda: rescore_stage(bench), only, found))
-    if not died and _wanted("alarms", only):
-        died = bool(_guarded(bench, "alarms", lambda: [alarms_evidence(bench, bench.session.turns)], only, found))
-    if not died and bench.session.turns:
+    for stage in STAGES:
+        if any(_wanted(p, only) for p in stage.probes):
+            ended = _skip(stage, ended, found, only) if ended else _one(bench, stage, found, only)
+    for stage in CLOSING:
+        if not ended.startswith(_DIED) and any(_wanted(p, only) for p in stage.probes):
+            ended = _guarded(bench, stage, found, only) or ended
+    if not ended.startswith(_DIED) and bench.session.turns:
         found.add(served(bench.session.turns))
 
 
-def _one(bench: Bench, stage: Stage, only: Collection[str] | None, found: _Collected) -> str:
+def _skip(stage: Stage, why: str, found: _Collected, only: Collection[str] | None) -> str:
+    for probe in stage.probes:
+        if _wanted(probe, only):
+            found.add(Evidence(probe, Outcome.NOT_SCORED, detail=why))
+    return why
+
+
+def _one(bench: Bench, stage: Stage, found: _Collected, only: Collection[str] | None) -> str:
     """Run one stage. Returns why the run ends here, or ''."""
-    ended = _guarded(bench, stage.name, lambda: stage.run(bench), only, found)
+    ended = _guarded(bench, stage, found, only)
     if ended:
         return ended
     convicted = [e for e in found.evidence if e.outcome is Outcome.FAIL and e.fault is Fault.OUTPUT]
@@ -144,51 +144,41 @@ def _one(bench: Bench, stage: Stage, only: Collection[str] | None, found: _Colle
     return ""
 
 
-def _guarded(
-    bench: Bench, name: str, work: Callable[[], list[Evidence]], only: Collection[str] | None, found: _Collected
-) -> str:
-    """Run a stage's work; a dead engine, a spent clock or a failing call becomes evidence. Returns why the run ends."""
+def _guarded(bench: Bench, stage: Stage, found: _Collected, only: Collection[str] | None) -> str:
+    """Run a stage; a dead engine, a spent clock or a failing call becomes evidence. Returns why the run ends."""
     started = time.monotonic()
     try:
-        evidence = work()
-    except EngineDied as exc:
-        found.add(
-            Evidence(
-                "served",
-                Outcome.FAIL,
-                expected="the engine stays up",
-                got=f"the engine died during {name}",
-                detail=str(exc),
-                fault=Fault.CRASH,
-                seconds=time.monotonic() - started,
-                sample=len(bench.session.turns),
-            )
-        )
-        return f"the engine died during {name}"
+        evidence = stage.run(bench)
     except OutOfTime as exc:
-        found.add(Evidence(name, Outcome.NOT_SCORED, detail=str(exc)))
+        _skip(stage, str(exc), found, only)
         return ""
+    except EngineDied as exc:
+        found.add(_died(bench, stage, str(exc)))
+        return f"{_DIED} during {stage.name}"
     except EngineError as exc:
         if isinstance(exc, Failure) and not bench.session.engine_answers():
-            found.add(
-                Evidence(
-                    "served",
-                    Outcome.FAIL,
-                    got=f"the engine died during {name}",
-                    detail=str(exc),
-                    expected="the engine stays up",
-                    fault=Fault.CRASH,
-                )
-            )
-            return f"the engine died during {name}"
+            found.add(_died(bench, stage, str(exc)))
+            return f"{_DIED} during {stage.name}"
         fault = Fault.CRASH if isinstance(exc, Failure) else Fault.NONE
-        found.add(Evidence(name, Outcome.ERROR, detail=f"{type(exc).__name__.lower()}: {exc}", fault=fault))
+        found.add(Evidence(stage.probes[0], Outcome.ERROR, detail=named(exc), fault=fault))
         return ""
     seconds = time.monotonic() - started
     for item in evidence:
         if _wanted(item.probe, only):
             found.add(replace(item, seconds=item.seconds or seconds))
     return ""
+
+
+def _died(bench: Bench, stage: Stage, why: str) -> Evidence:
+    return Evidence(
+        "served",
+        Outcome.FAIL,
+        expected="the engine stays up",
+        got=f"{_DIED} during {stage.name}",
+        detail=why,
+        sample=len(bench.session.turns),
+        fault=Fault.CRASH,
+    )
 
 
 def _all_failed(session: Session) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,7 @@ class EngineClient:
         if ask.stream or ask.cancel_after_chunks:
             return _assemble(ask, self._events(path, body, deadline), started)
         raw = self._json("POST", path, body, deadline=deadline)
-        return reply_of(ask, raw, started)
+        return reply_of(ask, raw, started, time.monotonic() - started)
 
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
         if ask.mode is not None and not self.dialect.spec_switch:
@@ -377,7 +377,7 @@ class EngineClient:
         except httpx.TransportError as exc:
             raise Gone(f"{path}: {str(exc) or type(exc).__name__}") from exc
 
-    def _events(self, path: str, body: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+    def _events(self, path: str, body: dict[str, Any], deadline: float) -> Generator[dict[str, Any], None, None]:
         """The JSON events of a server-sent stream. A stream that ends without [DONE] was cut."""
         buffer = b""
         for data in self._stream("POST", path, body | {"stream": True}, deadline):
@@ -405,11 +405,11 @@ def _stream_options(ask: Ask) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def _assemble(ask: Ask, events: Iterator[dict[str, Any]], started: float) -> Reply:
+def _assemble(ask: Ask, events: Generator[dict[str, Any], None, None], started: float) -> Reply:
     parts = Assembler(started)
     for event in events:
-        parts.take(event)
+        parts.take(event, time.monotonic() - started)
         if ask.cancel_after_chunks and len(parts.chunks) >= ask.cancel_after_chunks:
-            events.close()  # type: ignore[attr-defined]
-            return parts.reply(ask, cancelled=True)
-    return parts.reply(ask, cancelled=False)
+            events.close()
+            return parts.reply(ask, time.monotonic() - started, cancelled=True)
+    return parts.reply(ask, time.monotonic() - started, cancelled=False)

@@ -16,8 +16,9 @@ from ddops.prove.answers import Check, short, visible
 from ddops.prove.problems import Problem
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_CODE_LINE = re.compile(r"(?:def|class|import|from|async def|@)\b|@|#")
-_PROSE = re.compile(r"[A-Z*`-]?[A-Za-z*`]*[ ,.:][A-Za-z `,.:*]")
+_CODE_LINE = re.compile(r"(?:def|class|import|from|async def)\b|@|#")
+_STATEMENT = re.compile(r"(?:if|for|while|with|try|else|elif|except|finally|print|assert|return|raise|async|del|not)\b")
+_PROSE = re.compile(r"[A-Za-z*`-][\w*`'-]*[ ,.:!]+[A-Za-z`*]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +79,9 @@ def _bare(text: str) -> list[str]:
     if start is None:
         return []
     body = lines[start:]
-    end = next((i for i, line in enumerate(body) if i and _PROSE.match(line) and not _CODE_LINE.match(line)), len(body))
+    end = next((i for i, line in enumerate(body) if i and _is_prose(line)), len(body))
     return ["\n".join(body), "\n".join(body[:end])]
+
+
+def _is_prose(line: str) -> bool:
+    return _PROSE.match(line) is not None and not _CODE_LINE.match(line) and not _STATEMENT.match(line)

@@ -20,7 +20,7 @@ from ddops.prove.scores import (
     mean_logprob,
     threshold,
 )
-from ddops.prove.wire import EngineError, Malformed, Reply, Unsupported
+from ddops.prove.wire import Ask, Reply, Unsupported
 
 if TYPE_CHECKING:
     from ddops.prove.client import EngineClient
@@ -104,17 +104,19 @@ class Scorer:
         return found
 
     def warm_difference(self, reply: Reply) -> float | None:
-        """How far scores from the cache differ from cold ones, over a few tokens put behind the reply.
+        """How far the next token's score differs when what is before it comes from the cache, not from a cold prefill.
 
-        The cache holds keys and values that decoding wrote. None when nothing came from the cache.
+        The cache holds keys and values that decoding wrote: damage there shows in nothing that is scored cold.
+        None when nothing came from the cache.
         """
         prompt, ids = self.ids_of(reply)
-        after = prompt[: min(8, len(prompt))]
-        text, start = (*prompt, *ids, *after), len(prompt) + len(ids)
-        warm = self.engine.score(text, start, fresh=False)
-        if not warm.cached_tokens:
+        text = (*prompt, *ids, *prompt[:8])
+        off = "off" if self.engine.dialect.spec_switch else None
+        warm = self.engine.ask(Ask(ids=text, max_tokens=1, top_logprobs=2, mode=off))
+        if not warm.meta.cached_tokens or not warm.logprobs:
             return None
-        return largest_difference(warm.tokens, self.engine.score(text, start).tokens)
+        cold = self.engine.score((*text, warm.logprobs[0].token), len(text)).tokens
+        return largest_difference(warm.logprobs[:1], cold)
 
     def ids_of(self, reply: Reply) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(prompt ids, output ids). Raises Unsupported when the engine does not give them."""
@@ -142,7 +144,3 @@ def _parting(decoded: str, shown: str) -> str:
         (i for i, (a, b) in enumerate(zip(decoded, shown, strict=False)) if a != b), min(len(decoded), len(shown))
     )
     return f"at character {at} the ids say {short(decoded[at : at + 40])!r}, the text {short(shown[at : at + 40])!r}"
-
-
-def explain(error: EngineError) -> str:
-    return f"{type(error).__name__}: {error}" if isinstance(error, Malformed) else str(error)

@@ -5,6 +5,7 @@ It runs a program text and returns its output; what is in the program and in the
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -78,6 +79,11 @@ class Runtime:
         if out.full:
             error = f"printed more than {output_bytes} bytes"
         return Done(bytes(out.data), error, time.monotonic() - started)
+
+    def close(self) -> None:
+        """Free the compiled code; nothing may run any more."""
+        self._linker.close()
+        self._module.close()
 
     def _start(self, store: Any, started: float, seconds: float) -> str:
         wt = self._wasmtime
@@ -187,7 +193,17 @@ def shared_runtime() -> Runtime:
     with _shared_lock:
         if _shared is None:
             _shared = Runtime()
+            atexit.register(_close_shared)
         return _shared
+
+
+def _close_shared() -> None:
+    """Free it while wasmtime is still whole; left to the interpreter's end it would complain on stderr."""
+    global _shared
+    with _shared_lock:
+        if _shared is not None:
+            _shared.close()
+            _shared = None
 
 
 def cache_folder() -> Path:

@@ -164,7 +164,7 @@ class Session:
         workers: int | None = None,
         stagger_seconds: float = 0.0,
     ) -> list[Turn]:
-        """Send requests together (each `stagger_seconds` after the one before) and wait for all.
+        """Send requests together and wait for all; the second half may arrive apart, `stagger_seconds` each.
 
         Raises EngineDied when the engine is gone afterwards, OutOfTime when the battery's time was up before.
         """
@@ -174,7 +174,8 @@ class Session:
             turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
             self.turns += turns
         with ThreadPoolExecutor(max_workers=max(1, min(workers or len(turns), 512))) as pool:
-            list(pool.map(lambda job: self._fill(job[1], job[0] * stagger_seconds), enumerate(turns)))
+            half = len(turns) // 2
+            list(pool.map(lambda job: self._fill(job[1], max(0, job[0] - half) * stagger_seconds), enumerate(turns)))
         self._repeat_failed([t for t in turns if isinstance(t.error, Failure)])
         return turns
 

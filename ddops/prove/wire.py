@@ -6,7 +6,6 @@ Replies are read from parsed JSON; whatever does not look as the protocol says i
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -184,8 +183,8 @@ def choice_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     return choices[0]
 
 
-def reply_of(ask: Ask, raw: dict[str, Any], started: float) -> Reply:
-    seconds = time.monotonic() - started
+def reply_of(ask: Ask, raw: dict[str, Any], started: float, seconds: float) -> Reply:
+    """A whole reply from its JSON, in either dialect. Raises Malformed."""
     if "choices" not in raw:
         if not isinstance(raw.get("text"), str):
             raise Malformed("the reply has no text")
@@ -257,6 +256,7 @@ class Assembler:
 
     def __init__(self, started: float) -> None:
         self.started = started
+        self._at = 0.0
         self.text = ""
         self.reasoning = ""
         self.finish = ""
@@ -265,7 +265,9 @@ class Assembler:
         self.chunks: list[Chunk] = []
         self.whole_ids: tuple[int, ...] | None = None
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Mapping[str, Any], at: float) -> None:
+        """One event, `at` seconds after the request was sent."""
+        self._at = at
         if isinstance(event.get("choices"), list):
             self._openai(event)
         else:
@@ -312,11 +314,9 @@ class Assembler:
             self.sources.append(info)
         found = dialects.meta(info)
         if counts:
-            at = time.monotonic() - self.started
-            self.chunks.append(Chunk(at, new, found.completion_tokens, found.verify_passes))
+            self.chunks.append(Chunk(self._at, new, found.completion_tokens, found.verify_passes))
 
-    def reply(self, ask: Ask, cancelled: bool) -> Reply:
-        seconds = time.monotonic() - self.started
+    def reply(self, ask: Ask, seconds: float, *, cancelled: bool) -> Reply:
         found = dialects.meta(*reversed(self.sources))
         ids = self.whole_ids or (tuple(self.ids) if self.ids else found.output_ids)
         first = self.chunks[0].at if self.chunks else None

@@ -28,8 +28,7 @@ SOLUTIONS = {
     "is_palindrome": "def is_palindrome(s):\n    return s == s[::-1]",
     "fib": "def fib(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a",
     "merge_sorted": "def merge_sorted(a, b):\n    return sorted(a + b)",
-    "word_count": "def word_count(text):\n    out = {}\n    for w in text.split():\n        out[w] = out.get(w, 0) + 1\n"
-    "    return out",
+    "word_count": "def word_count(text):\n    words = text.split()\n    return {w: words.count(w) for w in words}",
     "gcd": "def gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a",
     "is_prime": "def is_prime(n):\n    return n > 1 and all(n % d for d in range(2, n))",
     "factorial": "def factorial(n):\n    out = 1\n    for i in range(2, n + 1):\n        out *= i\n    return out",
@@ -119,7 +118,11 @@ class FakeEngine:
         if path == "/health":
             return httpx.Response(200)
         if path in ("/server_info", "/get_server_info"):
-            return httpx.Response(404) if self.lies.no_info or self.kind == "vllm" else httpx.Response(200, json=self._info())
+            return (
+                httpx.Response(404)
+                if self.lies.no_info or self.kind == "vllm"
+                else httpx.Response(200, json=self._info())
+            )
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": 4096}]})
         if path == "/metrics":
@@ -159,7 +162,7 @@ class FakeEngine:
             return httpx.Response(404)
         params = body.get("sampling_params", body)
         limit = params.get("max_new_tokens", params.get("max_tokens", 16))
-        if native and limit == 0 or body.get("prompt_logprobs") is not None:
+        if (native and limit == 0) or body.get("prompt_logprobs") is not None:
             return self._score(body, native)
         with self._lock:
             self.seen.append(body)
@@ -205,6 +208,8 @@ class FakeEngine:
             return httpx.Response(200, content=self._events(ids, meta, passes, native, wrong_stream, endless))
         text = decode(ids)
         if native:
+            if body.get("return_logprob"):
+                meta |= self._output_scores(self._prompt_ids(body), ids)
             return httpx.Response(200, json={"text": text, "output_ids": ids, "meta_info": meta})
         return httpx.Response(200, json=self._openai(text, ids, meta, finish))
 
@@ -263,6 +268,19 @@ class FakeEngine:
 
     # ---- the model and its lies
 
+    def _prompt_ids(self, body: dict[str, Any]) -> list[int]:
+        return list(body.get("input_ids") or encode(self._prompt_text(body)))
+
+    def _output_scores(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
+        """Scores of generated tokens; the prompt before them came from the cache, which may be damaged."""
+        scored = self.score([*prompt, *ids])[len(prompt) :]
+        wrong = 3.0 if self.lies.warm_scores_off else 0.0
+        return {
+            "output_token_logprobs": [[lp - wrong, i, None] for (lp, _), i in zip(scored, ids, strict=True)],
+            "output_top_logprobs": [[[p, t, None] for p, t in top] for _, top in scored],
+            "cached_tokens": len(prompt),
+        }
+
     def _prompt_text(self, body: dict[str, Any]) -> str:
         if "messages" in body:
             turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in body["messages"])
@@ -277,7 +295,9 @@ class FakeEngine:
         said = answer_of(asked)
         return said[:5] + said[6:] if self.lies.wrong_model and len(said) > 8 else said
 
-    def _decode(self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int) -> tuple[list[int], str | None]:
+    def _decode(
+        self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int
+    ) -> tuple[list[int], str | None]:
         text = self.true_answer(prompt)
         mode = body.get("speculative") or {"DDTREE": "tree", "DFLASH": "chain"}.get(self.algorithm, "off")
         lying = self._lies_now(mode)
@@ -350,15 +370,13 @@ class FakeEngine:
                 lp, top = scored[i]
                 entry = {str(t): {"logprob": p} for p, t in top} | {str(ids[i]): {"logprob": lp}}
                 listed.append(entry)
-            return httpx.Response(200, json={"choices": [{"index": 0, "text": "", "prompt_logprobs": listed}], "usage": {}})
+            return httpx.Response(
+                200, json={"choices": [{"index": 0, "text": "", "prompt_logprobs": listed}], "usage": {}}
+            )
         start = max(0, body.get("logprob_start_len", 0))
-        warm = start > 0
-        cached = start if warm or lies.cached_scores else 0
-        if warm and lies.warm_scores_off:
-            scored = [(lp - 3.0, top) for lp, top in scored]
         pairs = [[None if i == 0 else scored[i][0], ids[i], None] for i in range(start, len(ids))]
         tops = [[[p, t, None] for p, t in scored[i][1]] for i in range(start, len(ids))]
-        meta = {"input_token_logprobs": pairs, "input_top_logprobs": tops, "cached_tokens": cached or int(lies.cached_scores),
+        meta = {"input_token_logprobs": pairs, "input_top_logprobs": tops, "cached_tokens": int(lies.cached_scores),
                 "prompt_tokens": len(ids), "completion_tokens": 0}  # fmt: skip
         return httpx.Response(200, json={"text": "", "output_ids": [], "meta_info": meta})
 

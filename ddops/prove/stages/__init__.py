@@ -3,7 +3,7 @@
 A stage never decides about the run as a whole, and what an engine cannot be asked for becomes `not_scored`, by name.
 """
 
-from ddops.prove.stages.alarms import alarms_evidence
+from ddops.prove.stages.alarms import alarms_stage
 from ddops.prove.stages.coding import coding_stage
 from ddops.prove.stages.golden import golden_stage
 from ddops.prove.stages.long import long_stage
@@ -16,7 +16,7 @@ from ddops.prove.stages.speed import speed_stage
 from ddops.prove.stages.stage import Stage
 from ddops.prove.stages.stream import stream_stage
 
-__all__ = ["STAGES", "Stage", "alarms_evidence", "golden_stage", "rescore_stage"]
+__all__ = ["CLOSING", "STAGES", "Stage"]
 
 STAGES = (
     Stage("coding", ("coding",), coding_stage, gross=True),
@@ -27,5 +27,9 @@ STAGES = (
     Stage("stream", ("stream",), stream_stage),
     Stage("sampled", ("sampled",), sampled_stage),
     Stage("repeatability", ("repeatability",), repeat_stage),
+    Stage("golden", ("golden",), golden_stage),
     Stage("speed", ("acceptance", "throughput"), speed_stage),
 )
+
+# What every run ends with, also one that ended early: a look at all its replies.
+CLOSING = (Stage("rescore", ("rescore",), rescore_stage), Stage("alarms", ("alarms",), alarms_stage))

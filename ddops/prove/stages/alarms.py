@@ -14,7 +14,11 @@ from ddops.prove.stages.stage import not_scored
 from ddops.prove.wire import Reply
 
 
-def alarms_evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:
+def alarms_stage(bench: Bench) -> list[Evidence]:
+    return [_evidence(bench, bench.session.turns)]
+
+
+def _evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:
     """Every reply so far. An alarm that prefill clears is the model's own way of writing; two or more others count."""
     whole = [t for t in turns if t.whole and t.reply is not None]
     if not whole:

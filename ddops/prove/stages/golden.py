@@ -12,8 +12,9 @@ from ddops.prove.judging import Bench, replay_of
 from ddops.prove.session import Turn
 
 
-def golden_stage(bench: Bench, golden: Golden | None) -> list[Evidence]:
+def golden_stage(bench: Bench) -> list[Evidence]:
     """Today's answers against the recording, all at once, as traffic would come."""
+    golden: Golden | None = bench.session.notes.get("golden")
     if golden is None or not golden.takes:
         return [Evidence("golden", Outcome.NOT_SCORED, detail="nothing was recorded on this host with speculation off")]
     session = bench.session

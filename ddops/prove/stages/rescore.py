@@ -58,7 +58,7 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
     if over:
         return [_confirmed_over(bench, over, base)]
     if warm[0] is Outcome.FAIL:
-        return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT)]
+        return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=warm[1], replay=())]
     return [base]
 
 
