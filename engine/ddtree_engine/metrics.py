@@ -96,8 +96,8 @@ class Meter:
         self.stats: Stats | None = None
         self.totals = Totals()
 
-    def round(self, stats: Stats, totals: Totals, now: float) -> str | None:
-        """Note the state after a round; a log line when a window is full."""
+    def round(self, stats: Stats, totals: Totals, now: float, *, ran: Stats | None = None) -> str | None:
+        """Note the state after a round; a log line when a window is full. The line is about what `ran` in it."""
         self.stats, self.totals = stats, totals
         if self._mark is None:
             self._mark = (stats, totals, now)
@@ -105,7 +105,7 @@ class Meter:
         if stats.rounds - self._mark[0].rounds < self._interval:
             return None
         self._close(stats, totals, now)
-        return decode_line(stats, self.figures)
+        return decode_line(ran or stats, self.figures)
 
     def idle(self, stats: Stats, totals: Totals, now: float) -> None:
         """Nothing is running: close the window, so that the gauges are about what just ran."""

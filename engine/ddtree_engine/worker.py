@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -279,6 +279,7 @@ class Worker:
                 self._round(engine)
 
     def _round(self, engine: Engine) -> None:
+        before = engine.stats()
         self._step_began = time.monotonic()
         updates = engine.step()
         self._step_began = None
@@ -288,7 +289,7 @@ class Worker:
         for update in updates:
             self._tally.note(update)
         self._post(self._dispatch, updates)
-        line = self._meter.round(stats, self._tally.totals, now)
+        line = self._meter.round(stats, self._tally.totals, now, ran=_busier(before, stats, len(updates)))
         if line is not None:
             log.info(line)
         if not engine.busy:
@@ -334,6 +335,12 @@ def warm_up(engine: Engine) -> None:
     if not generated.token_ids:
         raise RuntimeError("the warm-up generation gave no token")
     engine.flush()
+
+
+def _busier(before: Stats, after: Stats, updates: int) -> Stats:
+    """`after`, with what ran during the round rather than what is left of it: requests may have come and gone."""
+    running = max(before.running, after.running, updates)
+    return replace(after, running=running, tokens_in_use=max(before.tokens_in_use, after.tokens_in_use))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
