@@ -65,9 +65,7 @@ class InventoryError(DdopsError):
 
     exit = Exit.USAGE
 
-    def __init__(
-        self, what: str, *, file: str, line: int | None = None, field: str = "", hint: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, file: str, line: int | None = None, field: str = "", hint: str = "") -> None:
         place = file if line is None else f"{file}:{line}"
         super().__init__(
             f"{place}: {field + ': ' if field else ''}{what}",

@@ -88,6 +88,4 @@ def from_error(host: str, problem: DdopsError) -> Outcome:
         Exit.SIGTERM: Result.INTERRUPTED,
     }
     result = results.get(problem.exit, Result.REFUSED)
-    return Outcome(
-        host, result, problem.what, means=problem.means, hint=problem.hint, exit_override=problem.exit
-    )
+    return Outcome(host, result, problem.what, means=problem.means, hint=problem.hint, exit_override=problem.exit)

@@ -182,7 +182,7 @@ def test_policy_is_printed_in_full() -> None:
 
 def test_the_printed_sentence_is_the_textbook_one() -> None:
     line = power.sentence(640, power.Sensitivity("rescore", 1.0, measured=True))
-    claim = "no divergence in 640 replies on this boot: rules out, at 95 %, faults that show in more than 0.47 % of replies"
+    claim = "no divergence in 640 replies on this boot: rules out, at 95 %, faults that show in more than 0.47 %"
     assert line.startswith(claim)
     assert "one boot is a sample of one" in line
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from ddops.lab import Host
 
+from ddops.lab import Host
 from tests.lab.fleet import UNIT, Operator, running_budget
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -157,7 +157,9 @@ def test_rollback_goes_to_the_previous_verified_and_never_back_to_the_revoked(op
     run = operator.ddops("rollback", "--host", host.name)
     assert run.code == 0, run.err
     operator.assert_proven(host, 8)
-    kinds = [entry["kind"] for entry in operator.ddops("history", "--host", host.name, "--json").json["hosts"][0]["entries"]]
+    kinds = [
+        entry["kind"] for entry in operator.ddops("history", "--host", host.name, "--json").json["hosts"][0]["entries"]
+    ]
     assert "revoked" in kinds
 
 
