@@ -68,9 +68,7 @@ def _worth_padding(segments: Sequence[Segment], slab_slots: int) -> bool:
 class _Padded:
     """Every slab between the first and the last used one as one batch; rows and slots padded to the longest."""
 
-    def __init__(
-        self, batch: RowBatch, slab_slots: int, groups: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, batch: RowBatch, slab_slots: int, groups: int, dtype: torch.dtype, device: torch.device) -> None:
         slabs = [s.base // slab_slots for s in batch.segments]
         self._first, self._span = min(slabs), max(slabs) - min(slabs) + 1
         self._rows = max(s.rows for s in batch.segments)

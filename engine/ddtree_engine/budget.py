@@ -33,7 +33,6 @@ class Policy(Protocol):
         """A round took this long; `verify_seconds` of it before drafting."""
         ...
 
-
     def forget(self) -> None:
         """Drop what was learnt (after a warm-up)."""
         ...

@@ -301,7 +301,7 @@ class Weights:
                 raise ConfigError(path.name, f"{path} cannot be read: {exc}") from exc
 
     def digest(self) -> str:
-        """"sha256:..." over the weight files' bytes, in name order."""
+        """ "sha256:..." over the weight files' bytes, in name order."""
         total = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as handle:

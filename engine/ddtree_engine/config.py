@@ -98,9 +98,7 @@ class EngineConfig:
         if self.log_level.lower() not in LOG_LEVELS:
             raise ConfigError("log_level", f"{self.log_level!r} is not one of {', '.join(LOG_LEVELS)}")
         if self.tp_size != 1:
-            raise ConfigError(
-                "tp_size", "this engine runs on one device; use SGLang or vLLM for tensor parallelism"
-            )
+            raise ConfigError("tp_size", "this engine runs on one device; use SGLang or vLLM for tensor parallelism")
         if self.faults and not self.enable_fault_injection:
             raise ConfigError("fault", "faults are refused without --enable-fault-injection")
 
@@ -128,13 +126,9 @@ class EngineConfig:
     def _check_speculation(self) -> None:
         drafts = self.speculative_algorithm.mode.drafts
         if drafts and not self.speculative_draft_model_path:
-            raise ConfigError(
-                "speculative_draft_model_path", f"{self.speculative_algorithm} needs a drafter folder"
-            )
+            raise ConfigError("speculative_draft_model_path", f"{self.speculative_algorithm} needs a drafter folder")
         if self.speculative_draft_model_path and not drafts:
-            raise ConfigError(
-                "speculative_draft_model_path", "given without --speculative-algorithm DDTREE or DFLASH"
-            )
+            raise ConfigError("speculative_draft_model_path", "given without --speculative-algorithm DDTREE or DFLASH")
 
 
 def _at_least(field: str, value: int | None, least: int) -> None:

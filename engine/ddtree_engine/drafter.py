@@ -47,9 +47,7 @@ class Drafter:
         """[rows, hidden] from the tapped target layers' outputs."""
         return self._fused_norm(self._fuse(torch.cat(list(tapped), dim=-1)))
 
-    def extend(
-        self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: LayerCache
-    ) -> None:
+    def extend(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, cache: LayerCache) -> None:
         """Append committed tokens to the context: features [rows, hidden] at their positions and slots."""
         s = self.config.stack
         kv = self._context(features).view(-1, s.layers, 2, s.kv_heads, s.head_dim)

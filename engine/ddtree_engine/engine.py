@@ -147,9 +147,7 @@ class Engine:
         """One round over the batch: cancel, admit, then prefill chunks and draft trees in one pass, accept, commit."""
         updates = self._drop_cancelled()
         self._admit()
-        plan = scheduler.plan(
-            [scheduler.Running(i, s.left_to_prefill) for i, s in self._running.items()], self._limits
-        )
+        plan = scheduler.plan([scheduler.Running(i, s.left_to_prefill) for i, s in self._running.items()], self._limits)
         if plan.empty:
             return updates
         chunks = [Chunk(self._running[c.id], c.tokens) for c in plan.chunks]
@@ -177,9 +175,7 @@ class Engine:
         waiting = [scheduler.Waiting(w.id) for w in self._waiting]
         for _ in scheduler.admit(waiting, len(self._running), self._limits):
             request = self._waiting.popleft()
-            lease = self._slabs.acquire(
-                request.prompt_ids, reuse_limit(request), features=request.mode.drafts
-            )
+            lease = self._slabs.acquire(request.prompt_ids, reuse_limit(request), features=request.mode.drafts)
             self._cache.copy_prefix(lease)
             self._running[request.id] = self._sequence(request, lease)
             self._spec_requests += request.mode.drafts
@@ -234,9 +230,7 @@ class Engine:
 
     # Convenience --------------------------------------------------------------------------------------------------
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, mode: SpecMode
-    ) -> list[Generated]:
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, mode: SpecMode) -> list[Generated]:
         """Answer several prompts as one batch (tests and benchmarks)."""
         ids = [f"generate-{self._served}-{i}" for i in range(len(prompts))]
         for request_id, prompt in zip(ids, prompts, strict=True):

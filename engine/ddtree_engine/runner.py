@@ -35,9 +35,7 @@ class Runner:
         self.featured = features and self.drafter is not None
         taps = self.drafter.taps if self.drafter is not None and self.featured else ()
         attend = self._attend(rows, self.target.config.stack.heads, self.target.config.stack.kv_heads)
-        hidden = self.target.forward(
-            rows.token_ids, rows.positions, rows.slots, self.cache.target, attend, taps
-        )
+        hidden = self.target.forward(rows.token_ids, rows.positions, rows.slots, self.cache.target, attend, taps)
         if self.drafter is not None and self.featured:
             assert self.cache.features is not None
             self.cache.features.index_copy_(0, rows.slots, self.drafter.features(hidden.tapped))
@@ -55,9 +53,7 @@ class Runner:
         moved = torch.tensor([source, target], device=self.device)
         self.cache.compact(moved[0], moved[1])
 
-    def replace_features(
-        self, first: int, count: int, change: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def replace_features(self, first: int, count: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Corruption only: rewrite the features of some slots."""
         if self.cache.features is not None:
             kept = self.cache.features[first : first + count]

@@ -15,7 +15,7 @@ import torch
 from ddtree_engine.config import Algorithm, EngineConfig, SpecMode
 from ddtree_engine.engine import Engine, Generated, collect
 from ddtree_engine.requests import Finish, Request, Sampling
-from ddtree_engine.sampling import RowSampling, gumbel, row_key
+from ddtree_engine.sampling import gumbel, row_key
 
 from tests.engine.small_models import Pair, Reference, plant_drafts
 
@@ -144,9 +144,7 @@ def test_every_budget_and_cap_says_the_same(pair: Pair, reference: Reference, bu
     engine = pair.engine(speculative_ddtree_budget=budget, speculative_ddtree_topk_cap=topk)
     answers = plain(engine, PROMPTS[:3], GREEDY)
     plant(engine, answers, PROMPTS[:3])
-    for prompt, answer, got in zip(
-        PROMPTS, answers, engine.generate(PROMPTS[:3], GREEDY, SpecMode.TREE), strict=False
-    ):
+    for prompt, answer, got in zip(PROMPTS, answers, engine.generate(PROMPTS[:3], GREEDY, SpecMode.TREE), strict=False):
         assert_same(reference, prompt, got.token_ids, answer.token_ids, GREEDY)
 
 

@@ -66,9 +66,7 @@ def test_whole_prompt_gives_the_reference_logits(runner: Runner, reference: Refe
         {"num_hidden_layers": 6, "intermediate_size": 40},
     ],
 )
-def test_other_sizes_of_the_family_give_the_reference_logits(
-    tmp_path: Path, changes: dict[str, object]
-) -> None:
+def test_other_sizes_of_the_family_give_the_reference_logits(tmp_path: Path, changes: dict[str, object]) -> None:
     target = TARGET | changes
     drafter = DRAFTER | {k: v for k, v in changes.items() if k not in ("num_hidden_layers", "tie_word_embeddings")}
     drafter["num_target_layers"] = target["num_hidden_layers"]
@@ -96,9 +94,7 @@ def test_requests_in_one_batch_do_not_see_each_other(runner: Runner, reference: 
 def trees(draw: st.DrawFn) -> Tree:
     depths, k = draw(st.integers(1, 7)), draw(st.integers(1, 4))
     numbers = st.floats(-3.0, -0.05)
-    logprobs = [
-        sorted(draw(st.lists(numbers, min_size=k, max_size=k)), reverse=True) for _ in range(depths)
-    ]
+    logprobs = [sorted(draw(st.lists(numbers, min_size=k, max_size=k)), reverse=True) for _ in range(depths)]
     tokens = [draw(st.permutations(range(12)))[:k] for _ in range(depths)]
     return best_first(draw(st.integers(0, 100)), logprobs, tokens, draw(st.integers(1, 24)))
 

@@ -55,9 +55,7 @@ def test_heap_gives_the_most_probable_prefixes(m: tuple[list[list[float]], list[
 
 
 @given(marginals(), st.integers(1, 40))
-def test_tree_is_prefix_closed_and_within_its_bounds(
-    m: tuple[list[list[float]], list[list[int]]], budget: int
-) -> None:
+def test_tree_is_prefix_closed_and_within_its_bounds(m: tuple[list[list[float]], list[list[int]]], budget: int) -> None:
     tree = best_first(ROOT, *m, budget)
     assert tree.nodes <= budget
     assert tree.token_ids[0] == ROOT
@@ -122,9 +120,7 @@ def test_walk_follows_the_choices_as_far_as_the_tree_goes(
     for parent, child in itertools.pairwise(path):
         assert tree.parents[child] == parent
         assert tree.token_ids[child] == choices[parent]
-    assert not any(
-        tree.parents[i] == path[-1] and tree.token_ids[i] == choices[path[-1]] for i in range(1, tree.rows)
-    )
+    assert not any(tree.parents[i] == path[-1] and tree.token_ids[i] == choices[path[-1]] for i in range(1, tree.rows))
 
 
 def test_token_zero_is_a_draft_like_any_other() -> None:
