@@ -12,8 +12,8 @@ from ddops.engines.settings import Settings
 if TYPE_CHECKING:
     from ddops.inventory import EngineSection
 
-DECODE_LINE = re.compile(
-    r"Decode batch.*?#running-req: (?P<running>\d+).*?accept len: (?P<length>[\d.]+)"
+DECODE_LINE = re.compile(  # the accept fields are left out when nothing speculated
+    r"Decode batch.*?#running-req: (?P<running>\d+)(?:.*?accept len: (?P<length>[\d.]+))?"
     r"(?:.*?accept rate: (?P<rate>[\d.]+))?(?:.*?cuda graph: (?P<graph>True|False))?"
     r".*?gen throughput \(token/s\): (?P<throughput>[\d.]+)"
 )

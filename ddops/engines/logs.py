@@ -85,6 +85,8 @@ COMMON: tuple[FatalLine, ...] = (
     ),
     fatal(r"No space left on device|\[Errno 28\]|ENOSPC", "a disk is full", environment=True),
     fatal(r"Too many open files|\[Errno 24\]", "the limit of open files is reached", environment=True),
+    # These Xids are what a program's own bad access looks like to the driver; all others are its or the hardware's.
+    fatal(r"\bXid\b[^\n]{0,60}?: (13|31|43|45)\b", "a GPU kernel was stopped by the driver (Xid)"),
     fatal(
         r"NVRM: Xid|\bXid\b.{0,40}\b\d+", "the GPU driver reported a hardware or driver fault (Xid)", environment=True
     ),

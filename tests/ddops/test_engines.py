@@ -272,6 +272,7 @@ LINES = [
     ("OSError: [Errno 98] Address already in use", True, "port"),
     ("[Errno 98] error while attempting to bind on address ('0.0.0.0', 30000)", True, "port"),
     ("OSError: [Errno 28] No space left on device", True, "disk"),
+    ("NVRM: Xid (PCI:0000:1b:00): 31, pid=4711, name=python, MMU Fault", False, "stopped by the driver"),
     ("NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.", True, "Xid"),
     (
         "Exception: Capture cuda graph failed: CUDA error: operation failed due to a previous error during capture",
