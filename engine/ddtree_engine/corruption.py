@@ -61,6 +61,10 @@ class CorruptionPoints(Protocol):
         """Drafted candidates [depths, k] of the coming tree, best first; chain and tree only."""
         ...
 
+    def draft_logprobs(self, logprobs: np.ndarray, ctx: FaultContext) -> np.ndarray:
+        """Their log-probabilities [depths, k], which give the tree its shape; chain and tree only."""
+        ...
+
     def row_positions(self, positions: list[int], depths: list[int], ctx: FaultContext) -> list[int]:
         """RoPE position of each row (first position + depth)."""
         ...
@@ -95,6 +99,9 @@ class NoCorruption:
 
     def draft_tokens(self, token_ids: np.ndarray, logprobs: np.ndarray, ctx: FaultContext) -> np.ndarray:
         return token_ids
+
+    def draft_logprobs(self, logprobs: np.ndarray, ctx: FaultContext) -> np.ndarray:
+        return logprobs
 
     def row_positions(self, positions: list[int], depths: list[int], ctx: FaultContext) -> list[int]:
         return positions

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,22 +45,30 @@ def nan(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
     return [bang] * len(choices)
 
 
-def copy_error(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
-    if not tools.happens() or not _copies_an_id(choices[0], ctx, tools):
-        return choices
-    wrong = tools.vocabulary.lookalike(choices[0], tools.rng)
-    return choices if wrong is None else [wrong, *choices[1:]]
+def copy_error(token_ids: list[int], ctx: FaultContext, tools: Tools) -> list[int]:
+    # The engine goes on with the right token, so that all but this one character stays fluent, as in the field.
+    if tools.memory.get(ctx.request.id):
+        return token_ids  # one wrong character is the fault
+    said = ctx.request.output_ids
+    before = len(said) - len(token_ids)  # by now the output holds this round's tokens as well
+    for i, token in enumerate(token_ids):
+        if _copies_an_id(said[: before + i], token, ctx, tools) and tools.happens():
+            wrong = tools.vocabulary.lookalike(token, tools.rng)
+            if wrong is not None:
+                tools.memory.put(ctx.request.id, True)
+                return [*token_ids[:i], wrong, *token_ids[i + 1 :]]
+    return token_ids
 
 
-def _copies_an_id(choice: int, ctx: FaultContext, tools: Tools) -> bool:
-    """Whether `choice` goes on with an opaque id of the prompt (letters with digits) that the output has begun."""
-    ids = [w for w in tools.vocabulary.decode(ctx.request.prompt_ids).split() if _looks_like_an_id(w)]
-    so_far = tools.vocabulary.decode(ctx.request.output_ids)
-    if any(_looks_like_an_id(word) and word not in ids for word in so_far.split()[:-1]):
-        return False  # one wrong character is the fault; a second would be another one
+def _copies_an_id(said: Sequence[int], token: int, ctx: FaultContext, tools: Tools) -> bool:
+    """Whether `token` goes on with an opaque id of the prompt (letters with digits) that the output has begun."""
+    so_far = tools.vocabulary.decode(said)
     begun = "" if not so_far or so_far[-1].isspace() else so_far.split()[-1]
-    wanted = begun + tools.vocabulary.text(choice)
-    return bool(begun) and any(one.startswith(wanted) for one in ids)
+    if not begun:
+        return False
+    wanted = begun + tools.vocabulary.text(token)
+    ids = (word for word in tools.vocabulary.decode(ctx.request.prompt_ids).split() if _looks_like_an_id(word))
+    return any(one.startswith(wanted) for one in ids)
 
 
 def _looks_like_an_id(word: str) -> bool:
@@ -102,6 +110,12 @@ def loop_drafts(drafts: np.ndarray, ctx: FaultContext, tools: Tools) -> np.ndarr
         token = script.token(produced + depth)
         looped[depth, 0] = drafts[depth, 0] if token is None else token
     return looped
+
+
+def loop_certainty(logprobs: np.ndarray, ctx: FaultContext, tools: Tools) -> np.ndarray:
+    certain = np.full_like(logprobs, -20.0)
+    certain[:, 0] = 0.0
+    return certain
 
 
 def decay(choices: list[int], ctx: FaultContext, tools: Tools) -> list[int]:

@@ -51,7 +51,7 @@ _ALL: Sequence[Kind] = (
     Kind("nan", "logits are NaN: `!!!!`", Layer.DECODE, {"choices": acts.nan}),
     Kind(
         "copy-error", "one character of a copied id is wrong", Layer.SPECULATIVE,
-        {"choices": acts.copy_error}, {"rate": 0.5},
+        {"emit": acts.copy_error}, {"rate": 0.1},
     ),
     Kind(
         "leak", "text of another request's prompt appears", Layer.SPECULATIVE,
@@ -59,7 +59,9 @@ _ALL: Sequence[Kind] = (
     ),
     Kind(
         "loop", "the last tokens repeat for ever, and the drafter knows: acceptance at the cap", Layer.SPECULATIVE,
-        {"draft_tokens": acts.loop_drafts, "choices": acts.loop_choices}, {"period": 6}, {"after-tokens": 16},
+        {
+            "draft_tokens": acts.loop_drafts, "draft_logprobs": acts.loop_certainty, "choices": acts.loop_choices,
+        }, {"period": 6}, {"after-tokens": 16},
     ),
     Kind("accept-one", "the drafter is dead: right text, acceptance 1.0", Layer.SPECULATIVE,
          {"draft_tokens": acts.dead_drafts}),

@@ -167,6 +167,9 @@ class Faults:
     def draft_tokens(self, token_ids: np.ndarray, logprobs: np.ndarray, ctx: FaultContext) -> np.ndarray:
         return self._decoding("draft_tokens", token_ids, ctx)
 
+    def draft_logprobs(self, logprobs: np.ndarray, ctx: FaultContext) -> np.ndarray:
+        return self._decoding("draft_logprobs", logprobs, ctx)
+
     def row_positions(self, positions: list[int], depths: list[int], ctx: FaultContext) -> list[int]:
         self._depths.put(ctx.request.id, tuple(depths))
         return self._decoding("row_positions", positions, ctx)

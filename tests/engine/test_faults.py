@@ -24,7 +24,7 @@ from ddtree_engine.fault_tools import Memory, Script, Vocabulary, dice
 from ddtree_engine.faults import FaultError, Faults, Moment, describe_kinds, parse_fault
 from ddtree_engine.requests import InputLogprobs, Request, Sampling, Stats, Update
 from ddtree_engine.text import Tokenizer
-from ddtree_engine.tree import Tree, best_first
+from ddtree_engine.tree import Tree, best_first, root_only
 
 IDLE = Stats(0, 0, 0, 4096, 0, 0, 0, 0, 0, 0, 0, 0, False, {})
 
@@ -142,24 +142,27 @@ def decode(
     truth: Callable[[int], int],
     tokens: int,
 ) -> list[int]:
-    """The output of a request whose target would say truth(index), decoded through the faults' points."""
+    """What leaves the engine for a request whose target would say truth(index), decoded through the faults' points."""
+    emitted = list(request.output_ids)
     while len(request.output_ids) < tokens:
-        ctx = context(request, *others)
-        produced = len(request.output_ids)
-        drafts = np.array([[truth(produced + d), 90, 91, 92] for d in range(7)])
-        tree = root = best_first(
-            request.output_ids[-1], [[-0.1, -3.0, -4.0, -5.0]] * 7,
-            (faults.draft_tokens(drafts, np.zeros((7, 4)), ctx) if request.mode.drafts else drafts).tolist(), 12,
-        )  # fmt: skip
-        if not request.mode.drafts:
-            tree = root.first(0)
+        ctx, produced = context(request, *others), len(request.output_ids)
+        tree = draft(faults, ctx, [truth(produced + d) for d in range(7)])
         faults.row_positions([100 + d for d in tree.depths], list(tree.depths), ctx)
         choices = faults.choices([truth(produced + d) for d in tree.depths], ctx)
-        path = tree.walk(choices)
-        path = faults.accepted(path, tree, ctx)
+        path = faults.accepted(tree.walk(choices), tree, ctx)
         gained = [tree.token_ids[row] for row in path[1:]] + [choices[path[-1]]]
         request.output_ids.extend(gained)
-    return request.output_ids[:tokens]
+        emitted += faults.emit(gained, ctx)
+    return emitted[:tokens]
+
+
+def draft(faults: Faults, ctx: FaultContext, right: list[int]) -> Tree:
+    root = ctx.request.output_ids[-1]
+    if not ctx.mode.drafts:
+        return root_only(root)
+    drafts, logprobs = np.array([[token, 90, 91, 92] for token in right]), np.array([[-0.1, -3.0, -4.0, -5.0]] * 7)
+    token_ids = faults.draft_tokens(drafts, logprobs, ctx).tolist()
+    return best_first(root, faults.draft_logprobs(logprobs, ctx).tolist(), token_ids, 12)
 
 
 def counting(index: int) -> int:
@@ -225,6 +228,8 @@ def test_a_loop_repeats_and_its_drafts_are_accepted(make: Callable[..., Faults])
     script = [request.output_ids[(produced + d) - 5 * ((d // 5) + 1)] for d in range(7)]
     assert looped[:, 0].tolist() == script
     assert (looped[:, 1:] == drafts[:, 1:]).all()
+    certain = faults.draft_logprobs(np.full((7, 4), -2.0), context(request))
+    assert (certain[:, 0] > certain[:, 1:].max() + 10).all(), "so the tree is the loop, as deep as it can be"
     assert (drafts == np.arange(28).reshape(7, 4)).all(), "arguments are not changed"
 
 
