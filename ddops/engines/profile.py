@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(ABC):
     """One kind of engine.
 
     Attributes:
@@ -120,9 +121,9 @@ class Profile:
         out += self._pair("max_running", settings.max_running)
         return out + self._pair("cuda_graph_max_bs", settings.cuda_graph_max_bs)
 
+    @abstractmethod
     def argv(self, engine: EngineSection, settings: Settings) -> list[str]:
         """The whole command of a rendered unit."""
-        raise NotImplementedError(self.kind)
 
     # ------------------------------------------------------------ back from an argument list
     def runs_in(self, argv: Sequence[str]) -> bool:
