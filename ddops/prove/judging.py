@@ -171,6 +171,8 @@ class Bench:
         detail = f"{what}; {_MEANS[how]}" if _MEANS[how] else what
         if how.corrupt:
             return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)
+        if how is Confirmation.CLEARED and probe not in self.session.policy.require:
+            return cleared(base, right, len(wrong), detail)
         return replace(base, outcome=Outcome.ERROR, detail=detail)
 
     def _nothing(self, probe: str, turns: Sequence[Turn]) -> Evidence:
@@ -178,6 +180,14 @@ class Bench:
         why = self.sandbox_missing or refused or "no reply of this kind came back"
         broke = self.sandbox_missing or any(isinstance(t.error, Failure) for t in turns)
         return Evidence(probe, Outcome.ERROR if broke else Outcome.NOT_SCORED, detail=why)
+
+
+def cleared(base: Evidence, right: int, set_aside: int, detail: str) -> Evidence:
+    """Replies that the target itself gives are no test for this model: they are set aside, and that is said."""
+    if right == 0:
+        return replace(base, outcome=Outcome.NOT_SCORED, got="", detail=detail)
+    got = f"{right}/{right} right, {set_aside} set aside"
+    return replace(base, expected=f"{right}/{right} right", got=got, sample=right, detail=detail)
 
 
 def replay_of(turns: Sequence[Turn], limit: int = REPLAY_LIMIT) -> tuple[dict[str, Any], ...]:

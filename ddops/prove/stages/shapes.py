@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddops.prove import isolation
 from ddops.prove.evidence import Evidence, Fault, Outcome
-from ddops.prove.judging import Bench, replay_of
+from ddops.prove.judging import Bench, Confirmation, cleared, replay_of
 from ddops.prove.prompts import Item, Kind, marks_of
 from ddops.prove.session import Session, Turn, most_in_flight, unsupported
 from ddops.prove.stages.stage import not_scored
@@ -72,6 +72,9 @@ def _shapes(bench: Bench, turns: Sequence[Turn]) -> Evidence:
     what = bad[0].check.got if bad[0].check else ""
     if how.corrupt:
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=f"{how}: {what}")
+    if how is Confirmation.CLEARED:
+        told = cleared(base, len(done) - len(bad), len(bad), f"{how}: {what}")
+        return replace(told, got=f"{told.got}, {sizes}, {cut} cancelled") if told.got else told
     return replace(base, outcome=Outcome.ERROR, detail=f"{how}: {what}")
 
 
@@ -97,10 +100,13 @@ def _isolation(bench: Bench, turns: Sequence[Turn]) -> Evidence:
     own = bench.content("isolation", turns, 1.0, expected="own code word in every reply")
     lacking = [t for t in marked if t.item and t.item.kind is Kind.NONCE_CODE and t.item.marks[0] not in t.text]
     if own.outcome is not Outcome.PASS or not lacking:
-        got = f"{own.got}, no foreign mark in {len(texts)} replies"
+        told = [own.got, f"no foreign mark in {len(texts)} replies"]
+        got = ", ".join(part for part in told if part)
         return replace(own, got=got, sample=max(own.sample, len(marked)))
     how = bench.confirm(lacking, marked)
     detail = f"{how}: the code of request {lacking[0].index} lacks its code word"
     if how.corrupt:
         return replace(own, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail, replay=replay_of(lacking))
+    if how is Confirmation.CLEARED:
+        return cleared(replace(own, replay=replay_of(lacking)), len(marked) - len(lacking), len(lacking), detail)
     return replace(own, outcome=Outcome.ERROR, detail=detail, replay=replay_of(lacking))
