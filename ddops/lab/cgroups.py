@@ -17,6 +17,7 @@ from ddops.lab.spec import LabError
 
 # What a host's unit files can limit. The rest (devices, freezer, ...) systemd mounts for itself.
 _LIMITS = {"memory", "pids", "cpu", "cpuacct"}
+_GROUP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,12 @@ def _hand_on_controllers(group: Path) -> None:
 
 
 def create_host(layout: Layout, name: str) -> None:
-    layout.host(name).mkdir(exist_ok=True)
+    """Fresh groups for one host that is off: what was set on the old ones (limits, fences) must not outlive a boot."""
+    old = [layout.host(name), *(layout.v1_host(h, name) for h in layout.v1)]
+    left = remove([d for d in old if d.exists()], time.monotonic() + _GROUP_SECONDS)
+    if left:
+        raise LabError(f"cgroups of the last boot of {name} can't be removed: {', '.join(map(str, left))}")
+    layout.host(name).mkdir()
     for hierarchy in layout.v1:
         directory = layout.v1_host(hierarchy, name)
         directory.mkdir(parents=True, exist_ok=True)
