@@ -30,6 +30,7 @@ from ddtree_engine.schemas import (
     TokenizeBody,
     parse,
 )
+from ddtree_engine.tickets import NotReady
 from ddtree_engine.web import (
     ApiKeyGuard,
     ClientGone,
@@ -39,7 +40,7 @@ from ddtree_engine.web import (
     stream_events,
     unless_gone,
 )
-from ddtree_engine.worker import NotReady, State
+from ddtree_engine.worker import State
 
 HEALTH_GENERATE_TIMEOUT_S = 20.0  # SGLang's
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; it is for the access log

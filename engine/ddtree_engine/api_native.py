@@ -22,9 +22,9 @@ from ddtree_engine.web import sse
 DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
 
 
-def job_for(body: GenerateBody, service: Service) -> Job:
+async def job_for(body: GenerateBody, service: Service) -> Job:
     params = body.sampling_params
-    prompt_ids = service.tokenizer.encode(body.text) if body.text is not None else tuple(body.input_ids or ())
+    prompt_ids = await service.encode(body.text) if body.text is not None else tuple(body.input_ids or ())
     max_new = DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
     return service.job(
         "gen",
@@ -45,14 +45,14 @@ def job_for(body: GenerateBody, service: Service) -> Job:
 
 async def whole(body: GenerateBody, service: Service) -> dict[str, Any]:
     """The reply in one piece."""
-    job = job_for(body, service)
+    job = await job_for(body, service)
     reply = await finished(job, service)
     return _as_json(reply.text, reply, job, body, service.tokenizer)
 
 
 async def events(body: GenerateBody, service: Service) -> AsyncGenerator[bytes]:
     """The reply as it grows, one event per update."""
-    job = job_for(body, service)
+    job = await job_for(body, service)
     reply, shown = service.new_reply(job), ""
     async with aclosing(service.pieces(job, reply)) as pieces:
         async for piece in pieces:

@@ -35,15 +35,15 @@ _COMPLETION = Style("cmpl", "text_completion", "text_completion")
 _CHAT = Style("chatcmpl", "chat.completion", "chat.completion.chunk")
 
 
-def job_for(body: Body, service: Service) -> Job:
+async def job_for(body: Body, service: Service) -> Job:
     service.check_model(body.model)
-    ask = _chat_ask(body, service) if isinstance(body, ChatBody) else _completion_ask(body, service)
+    ask = await (_chat_ask(body, service) if isinstance(body, ChatBody) else _completion_ask(body, service))
     return service.job(_style(body).id_prefix, ask)
 
 
 async def whole(body: Body, service: Service) -> dict[str, Any]:
     """The reply in one piece."""
-    job = job_for(body, service)
+    job = await job_for(body, service)
     reply = await finished(job, service)
     choice: dict[str, Any] = {"index": 0, "finish_reason": _finish(reply)}
     if isinstance(body, ChatBody):
@@ -57,7 +57,7 @@ async def whole(body: Body, service: Service) -> dict[str, Any]:
 
 async def events(body: Body, service: Service) -> AsyncGenerator[bytes]:
     """The reply as it grows: new text in each event, the finish reason in the last, then usage if asked for."""
-    job = job_for(body, service)
+    job = await job_for(body, service)
     reply = service.new_reply(job)
     head = _envelope(_style(body).chunk, job, service)
     async with aclosing(service.pieces(job, reply)) as pieces:
@@ -83,12 +83,12 @@ def _style(body: Body) -> Style:
     return _CHAT if isinstance(body, ChatBody) else _COMPLETION
 
 
-def _chat_ask(body: ChatBody, service: Service) -> Ask:
+async def _chat_ask(body: ChatBody, service: Service) -> Ask:
     messages = [message.as_template_value() for message in body.messages]
-    prompt = service.template.render(messages, **(body.chat_template_kwargs or {}))
+    prompt = service.template.render(messages, body.chat_template_kwargs)
     newer = body.max_completion_tokens is not None
     return Ask(
-        prompt_ids=service.tokenizer.encode(prompt),
+        prompt_ids=await service.encode(prompt),
         field="messages",
         body=body,
         max_new_tokens=body.max_completion_tokens if newer else body.max_tokens,
@@ -100,9 +100,9 @@ def _chat_ask(body: ChatBody, service: Service) -> Ask:
     )
 
 
-def _completion_ask(body: CompletionBody, service: Service) -> Ask:
+async def _completion_ask(body: CompletionBody, service: Service) -> Ask:
     return Ask(
-        prompt_ids=_prompt_ids(body, service.tokenizer),
+        prompt_ids=await _prompt_ids(body, service),
         field="prompt",
         body=body,
         max_new_tokens=DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -114,11 +114,13 @@ def _completion_ask(body: CompletionBody, service: Service) -> Ask:
     )
 
 
-def _prompt_ids(body: CompletionBody, tokenizer: Tokenizer) -> tuple[int, ...]:
+async def _prompt_ids(body: CompletionBody, service: Service) -> tuple[int, ...]:
     prompt = body.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
+        prompt = prompt[0]  # a list of texts holds exactly one
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    return tuple(i for part in prompt for i in (tokenizer.encode(part) if isinstance(part, str) else (part,)))
+        return await service.encode(prompt)
+    return tuple(i for i in prompt if isinstance(i, int))
 
 
 def _envelope(kind: str, job: Job, service: Service) -> dict[str, Any]:

@@ -48,9 +48,9 @@ class ChatTemplate:
         special = {key: _token_text(config[key]) for key in ("bos_token", "eos_token", "pad_token") if config.get(key)}
         return cls(source, special)
 
-    def render(self, messages: Sequence[Mapping[str, str]], **arguments: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], arguments: Mapping[str, Any] | None = None) -> str:
         """The prompt for `messages`; `arguments` are a request's chat_template_kwargs."""
-        values = self._special_tokens | {"add_generation_prompt": True} | arguments
+        values = self._special_tokens | {"add_generation_prompt": True} | dict(arguments or {})
         try:
             return self._template.render(values | {"messages": [dict(m) for m in messages]})
         except ChatTemplateError:

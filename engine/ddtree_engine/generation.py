@@ -6,6 +6,7 @@ api_openai.py), HTTP itself (api.py).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -22,8 +23,10 @@ from ddtree_engine.reply import Piece, Reply
 from ddtree_engine.requests import Finish, Request, Sampling
 from ddtree_engine.schemas import FieldError, Mode, Sampled
 from ddtree_engine.text import Tokenizer
-from ddtree_engine.worker import NotReady, Worker
+from ddtree_engine.tickets import NotReady
+from ddtree_engine.worker import Worker
 
+LONG_TEXT_CHARS = 20_000
 _SEED_MASK = (1 << 63) - 1
 
 
@@ -146,6 +149,12 @@ class Service:
         finally:
             ticket.cancel()
             timer.ended(reply)
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`; a long one is encoded beside the event loop, so that /health keeps answering."""
+        if len(text) < LONG_TEXT_CHARS:
+            return self.tokenizer.encode(text)
+        return await asyncio.to_thread(self.tokenizer.encode, text)
 
     def streamed(self, text: str, job: Job, reply: Reply) -> str:
         """`text` as it goes out on a stream; only the faults of the stream layer change it."""

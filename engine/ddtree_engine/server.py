@@ -127,7 +127,7 @@ class _Life:
     async def run(self, service: Service, keys: tuple[bytes, ...], sock: socket.socket) -> ExitCode:
         """Serve until a signal or a death. Raises CannotStart when the checkpoints cannot be served."""
         loop, worker = asyncio.get_running_loop(), service.worker
-        self._address = "http://{}:{}".format(*sock.getsockname()[:2])
+        self._address = _url(sock)
         self._server = _Server(make_app(service, keys), lambda name: self._signalled(name, worker))
         watchdog = asyncio.create_task(self._watch(worker))
         if self._config.faults:
@@ -211,6 +211,11 @@ class _Server(uvicorn.Server):
         for each in signals:
             loop.add_signal_handler(each, first, each)
         yield
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if sock.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
 def _read_keys(config: EngineConfig) -> tuple[bytes, ...]:

@@ -22,7 +22,7 @@ from ddtree_engine.chat import ChatTemplateError
 from ddtree_engine.generation import GenerationFailed, InjectedFailure
 from ddtree_engine.requests import RequestError
 from ddtree_engine.schemas import FieldError
-from ddtree_engine.worker import Busy, EngineDead, NotReady, Stalled
+from ddtree_engine.tickets import Busy, EngineDead, NotReady, Stalled
 
 log = logging.getLogger("ddtree_engine")
 

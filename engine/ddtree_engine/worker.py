@@ -2,7 +2,8 @@
 
 Inbox (thread-safe queue): submit, cancel, flush. Outbox: the event loop's own thread-safe call queue, one
 call per round. Every wait has a deadline, and every ticket gets an end: its last update, a refusal, or `EngineDead`.
-Not here: what a round does (decode.py), HTTP (api*.py), or leaving the process (server.py).
+Not here: what a round does (decode.py), one request's side of it (tickets.py), HTTP (api*.py), or leaving the
+process (server.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from ddtree_engine.config import ConfigError
 from ddtree_engine.metrics import Meter, Tally
 from ddtree_engine.requests import Request, RequestError, Sampling, Stats, Update
+from ddtree_engine.tickets import Busy, EngineDead, NotReady, Stalled, Ticket
 
 if TYPE_CHECKING:
     from ddtree_engine.engine import Engine  # imports torch: only the device thread waits for that
@@ -29,25 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ddtree_engine")
 
 IDLE_WAIT_S = 0.1  # how long the idle device thread waits for a command before it looks around
-STALL_S = 600.0  # a request without any update for this long is given up
 HANG_S = 300.0  # one step longer than this means a hung device
 ANSWER_S = 30.0  # a command that the device thread answers itself (flush)
-
-
-class EngineDead(Exception):
-    """The device thread is gone; nothing will be generated any more."""
-
-
-class Busy(Exception):
-    """The queue is full."""
-
-
-class Stalled(Exception):
-    """No progress on a request within STALL_S."""
-
-
-class NotReady(Exception):
-    """Still starting, or already leaving; the message is the state."""
 
 
 class State(StrEnum):
@@ -81,7 +66,6 @@ class ShellFaults(Protocol):
 
 
 Load: TypeAlias = "Callable[[Callable[[str, float], None]], Engine]"
-Event: TypeAlias = Update | RequestError | EngineDead | NotReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +84,6 @@ class _Flush:
 
 
 _Command: TypeAlias = _Submit | _Cancel | _Flush
-
-
-class Ticket:
-    """One request in flight, on the web thread's side: iterate its updates, or cancel it."""
-
-    def __init__(self, request: Request, worker: Worker) -> None:
-        self.request = request
-        self._worker = worker
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._ended = False
-
-    async def updates(self) -> AsyncIterator[Update]:
-        """The request's updates up to the one with `finish`. Raises RequestError, EngineDead, NotReady, Stalled."""
-        while not self._ended:
-            event = await self._next()
-            self._ended = not isinstance(event, Update) or event.finish is not None
-            if isinstance(event, Exception):
-                raise event
-            yield event
-
-    def cancel(self) -> None:
-        """Stop caring. Safe at any time, also twice, also after the end."""
-        if not self._ended:
-            self._ended = True
-            self._worker.forget(self.request.id)
-
-    def deliver(self, event: Event) -> None:
-        self._events.put_nowait(event)
-
-    async def _next(self) -> Event:
-        try:
-            return await asyncio.wait_for(self._events.get(), STALL_S)
-        except TimeoutError as exc:
-            self.cancel()
-            raise Stalled(f"no progress in {STALL_S:.0f} s; the request was cancelled") from exc
 
 
 class Worker:
@@ -168,7 +117,7 @@ class Worker:
         if len(self._tickets) >= limit:
             raise Busy(f"{len(self._tickets)} requests are running or waiting; the limit is {limit}")
         engine.check(request)
-        ticket = Ticket(request, self)
+        ticket = Ticket(request, self.forget)
         self._tickets[request.id] = ticket
         self._inbox.put(_Submit(request))
         return ticket

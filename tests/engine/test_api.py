@@ -301,10 +301,24 @@ def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> 
         refused(client.post("/generate", content=body), 400, None)
 
 
-FIELDS = (
-    "text input_ids sampling_params messages prompt stop max_tokens n stream_options logprobs top_logprobs temperature "
-    "seed tokens speculative chat_template_kwargs"
-).split()  # noqa: SIM905
+FIELDS = [
+    "text",
+    "input_ids",
+    "sampling_params",
+    "messages",
+    "prompt",
+    "stop",
+    "max_tokens",
+    "n",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "temperature",
+    "seed",
+    "tokens",
+    "speculative",
+    "chat_template_kwargs",
+]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -372,6 +386,13 @@ def test_a_template_that_refuses_the_messages_is_a_400(serve: Serve, tokenizer_f
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system turn, please') }}")
     message = refused(serve(folder=tmp_path).post("/v1/chat/completions", HI), 400, "messages")
     assert "no system turn" in message
+
+
+def test_template_arguments_cannot_replace_the_messages(serve: Serve) -> None:
+    served = serve()
+    body = HI | {"chat_template_kwargs": {"messages": [], "self": 1, "add_generation_prompt": False}}
+    reply = served.post("/v1/chat/completions", body)
+    assert reply.json()["choices"][0]["message"]["content"] == "user\nhi\n"
 
 
 def test_a_huge_body_is_refused(serve: Serve) -> None:

@@ -161,7 +161,7 @@ def test_a_folder_without_a_template_gets_chatml(tmp_path: Path) -> None:
 def test_a_template_file_of_its_own_wins_and_takes_arguments(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{% if thinking %}!{% endif %}")
     template = ChatTemplate.load(tmp_path)
-    assert template.render([{"role": "user", "content": "x"}], thinking=True) == "x!"
+    assert template.render([{"role": "user", "content": "x"}], {"thinking": True, "messages": [], "self": 1}) == "x!"
 
 
 def test_a_list_of_named_templates_means_its_default(tmp_path: Path) -> None:

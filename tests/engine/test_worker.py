@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ddtree_engine import tickets
 from ddtree_engine import worker as worker_module
 from ddtree_engine.config import SpecMode
 from ddtree_engine.requests import Finish, Request, RequestError, Sampling, Update
-from ddtree_engine.worker import Busy, EngineDead, NotReady, Stalled, State, queue_limit
+from ddtree_engine.tickets import Busy, EngineDead, NotReady, Stalled
+from ddtree_engine.worker import State, queue_limit
 
 Serve = Callable[..., Any]
 
@@ -176,7 +178,7 @@ def test_progress_is_told_while_loading(serve: Serve) -> None:
 
 
 def test_no_progress_on_a_request_ends_it(serve: Serve, monkeypatch: Any) -> None:
-    monkeypatch.setattr(worker_module, "STALL_S", 0.2)
+    monkeypatch.setattr(tickets, "STALL_S", 0.2)
     gate = threading.Event()
     served = serve(engine={"on_step": lambda: gate.wait(10)})
     with pytest.raises(Stalled, match="no progress"):
