@@ -8,7 +8,7 @@ import secrets as randomness
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -71,6 +71,8 @@ class Journal:
             # A full disk or a closed pipe must not stop a change half-way: go on without this output.
             if sink in self._sinks:
                 self._sinks.remove(sink)
+                with suppress(OSError, ValueError):
+                    sink.close()
                 self.emit(
                     "warning", text=f"{sink.name} cannot be written any more: {getattr(exc, 'strerror', None) or exc}"
                 )
@@ -96,10 +98,8 @@ class Journal:
         with self._lock:
             sinks, self._sinks = self._sinks, []
         for sink in sinks:
-            try:
+            with suppress(OSError, ValueError):
                 sink.close()
-            except (OSError, ValueError):
-                continue
 
 
 def plain(value: Any, secrets: Secrets) -> Any:

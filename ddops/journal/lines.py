@@ -68,10 +68,10 @@ class Lines:
         self._stopped.set()
         with self._lock:
             thread, self._thread = self._thread, None
-            if self._sections is not None:
-                self._say(self._sections.close(), raw=True)
         if thread is not None and thread is not threading.current_thread():
             thread.join(2)
+        if self._sections is not None:
+            self._say(self._sections.close(), raw=True)
 
     def beat(self) -> None:
         """Say what is waited for, when nothing was said for a while."""

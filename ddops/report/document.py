@@ -14,7 +14,7 @@ def document(run: Run) -> dict[str, Any]:
 
         {"v": 1, "run": id, "command": as typed, "started": time, "finished": time, "seconds": number,
          "exit": code, "result": the hosts' common result, or "mixed", "counts": {result: hosts},
-         "halted": reason or null, "warnings": [text],
+         "halted": reason or null, "left": [hosts not started for it], "warnings": [text],
          "hosts": [{"host", "result", "exit", "what", "means", "hint", "facts",
                     "steps": [{"step", "ok": true|false|null, "seconds"}],
                     "probes": [{"step", "probe", "outcome", "expected", "got", "threshold", "sample", ...}],
@@ -34,6 +34,7 @@ def document(run: Run) -> dict[str, Any]:
         "result": run.result,
         "counts": run.counts,
         "halted": run.halted or None,
+        "left": run.left,
         "warnings": run.warnings,
         "hosts": [_host(host) for host in run.hosts],
     }

@@ -83,7 +83,8 @@ class Run:
     started: str = ""
     finished: str = ""
     exit: int | None = None
-    halted: str = ""
+    halted: str = ""  # why no further host was started
+    left: list[str] = field(default_factory=list)  # the hosts that were not started then
     warnings: list[str] = field(default_factory=list)
     hosts: list[HostRun] = field(default_factory=list)
 
@@ -134,6 +135,7 @@ def fold(events: Iterable[Mapping[str, Any]]) -> Run:
             run.exit = code if isinstance(code, int) else None
         elif kind == "halted":
             run.halted = str(event.get("reason") or "")
+            run.left = [str(name) for name in sequence(event.get("left"))]
         elif kind == "warning":
             run.warnings.append(str(event.get("text") or ""))
     return run

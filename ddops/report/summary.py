@@ -10,7 +10,7 @@ from ddops.report.progress import evidence_text
 from ddops.report.text import clean, count_text, mapping, one_line, sequence, settings_text
 
 # The names under which probes report their speed, best first.
-SPEED_KEYS = ("tok_s", "tokens_per_second", "throughput_tok_s", "throughput", "tok/s")
+SPEED_KEYS = ("throughput", "coding_tokens_per_second")
 SHOWN_EVIDENCE = 5
 
 
@@ -20,6 +20,8 @@ def summary(run: Run) -> str:
     tail = []
     if run.halted:
         tail.append(f"halted: {one_line(run.halted)}")
+        if run.left:
+            tail.append(f"not started: {one_line(', '.join(run.left), 600)}")
     if len(run.hosts) > 1:
         tail.append(counts_line(run))
     return "\n\n".join(block for block in [*blocks, "\n".join(tail)] if block) + "\n"
@@ -50,18 +52,18 @@ def _host_block(host: HostRun) -> str:
 
 
 def score(verdict: Mapping[str, Any]) -> str:
-    """`5/5 passed, 301.2 tok/s avg`: probes that measured something, and the speed where one was measured."""
+    """`5/5 passed, 301.2 tok/s avg; 9 of 9 probes passed, 2 not scored`: the coding check in its own words, then
+    how many of the probes that measured something are good."""
     items = [mapping(item) for item in sequence(verdict.get("evidence"))]
     measured = [item for item in items if item.get("outcome") in ("pass", "fail", "degraded")]
     passed = sum(item.get("outcome") == "pass" for item in measured)
-    parts = [f"{passed}/{len(measured)} passed"]
+    lead = [one_line(item["got"], 120) for item in measured if item.get("probe") == "coding" and item.get("got")]
     speed = speed_of(items)
-    if speed is not None:
-        parts.append(f"{speed:.1f} tok/s avg")
+    if not lead and speed is not None:
+        lead = [f"{speed:.1f} tok/s avg"]
     skipped = sum(item.get("outcome") == "not_scored" for item in items)
-    if skipped:
-        parts.append(f"{skipped} not scored")
-    return ", ".join(parts)
+    counted = f"{passed} of {count_text(len(measured), 'probe')} passed"
+    return "; ".join([*lead[:1], counted + (f", {skipped} not scored" if skipped else "")])
 
 
 def speed_of(evidence: list[dict[str, Any]]) -> float | None:
