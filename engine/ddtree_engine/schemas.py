@@ -35,6 +35,11 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "custom_params": (),
     "no_stop_trim": (False,),
     "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
 }
 _NEUTRAL_GENERATE: dict[str, tuple[Any, ...]] = {
     "token_ids_logprob": (),
@@ -48,6 +53,8 @@ _NEUTRAL_GENERATE: dict[str, tuple[Any, ...]] = {
 }
 _NEUTRAL_OPENAI = _NEUTRAL_SAMPLING | {
     "user": (_ANYTHING,),
+    "safety_identifier": (_ANYTHING,),
+    "prompt_cache_key": (_ANYTHING,),
     "metadata": (_ANYTHING,),
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -62,6 +69,11 @@ _NEUTRAL_OPENAI = _NEUTRAL_SAMPLING | {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "reasoning_effort": (),
+    "prediction": (),
+    "verbosity": (),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "add_special_tokens": (True, False),  # this vocabulary adds none either way
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "separate_reasoning": (True, False),

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,7 +244,20 @@ Serve = Callable[..., Served]
 
 @pytest.fixture
 def serve(tokenizer_folder: Path) -> Iterator[Serve]:
-    """Start an app with a fake engine: `serve(fault=[...], keys=(...), wait=False, engine={...}, **config)`."""
+    """Start apps with fake engines: `serve(keys=(...), wait=False, engine={...}, **config)`; all end with the test."""
+    with serving(tokenizer_folder) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizer_folder: Path) -> Iterator[Served]:
+    """One app with default settings for all tests of a module that change nothing about it."""
+    with serving(tokenizer_folder) as start:
+        yield start()
+
+
+@contextmanager
+def serving(tokenizer_folder: Path) -> Iterator[Serve]:
     started: list[Served] = []
 
     def start(

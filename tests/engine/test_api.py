@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 Serve = Callable[..., Any]
+Served = Any
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 GREEDY = {"temperature": 0, "max_new_tokens": 64}
 
@@ -71,28 +72,28 @@ def test_speculation_can_be_switched_per_request(serve: Serve) -> None:
     assert generate(served)["meta_info"]["speculative"] == "tree"
 
 
-def test_input_ids_and_text_give_the_same_answer(serve: Serve) -> None:
-    served = serve()
+def test_input_ids_and_text_give_the_same_answer(plain: Served) -> None:
+    served = plain
     ids = list(served.service.tokenizer.encode("is_even"))
     response = served.post("/generate", {"input_ids": ids, "sampling_params": GREEDY})
     assert response.json()["output_ids"] == generate(served)["output_ids"]
 
 
-def test_a_stop_string_ends_text_and_ids_and_is_not_shown(serve: Serve) -> None:
-    reply = generate(serve(), "def is_even(n)", sampling_params={"stop": ["_ev", "zzz"]})
+def test_a_stop_string_ends_text_and_ids_and_is_not_shown(plain: Served) -> None:
+    reply = generate(plain, "def is_even(n)", sampling_params={"stop": ["_ev", "zzz"]})
     assert reply["text"] == "def is"
     assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": "_ev"}
     assert reply["meta_info"]["completion_tokens"] == len(reply["output_ids"])
 
 
-def test_length_is_named_as_the_reason(serve: Serve) -> None:
-    reply = generate(serve(), sampling_params={"max_new_tokens": 2})
+def test_length_is_named_as_the_reason(plain: Served) -> None:
+    reply = generate(plain, sampling_params={"max_new_tokens": 2})
     assert len(reply["output_ids"]) == 2
     assert reply["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
 
 
-def test_pure_scoring_gives_prompt_logprobs_and_no_token(serve: Serve) -> None:
-    served = serve()
+def test_pure_scoring_gives_prompt_logprobs_and_no_token(plain: Served) -> None:
+    served = plain
     ids = list(served.service.tokenizer.encode("is_even"))
     body = {"input_ids": ids, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     reply = served.post("/generate", body | {"sampling_params": {"max_new_tokens": 0}}).json()
@@ -105,22 +106,22 @@ def test_pure_scoring_gives_prompt_logprobs_and_no_token(serve: Serve) -> None:
     assert reply["meta_info"]["input_top_logprobs"][1] == [[-1.0, ids[1], None]]
 
 
-def test_output_logprobs_come_with_every_token(serve: Serve) -> None:
-    reply = generate(serve(), return_logprob=True, top_logprobs_num=2)
+def test_output_logprobs_come_with_every_token(plain: Served) -> None:
+    reply = generate(plain, return_logprob=True, top_logprobs_num=2)
     meta = reply["meta_info"]
     assert [entry[1] for entry in meta["output_token_logprobs"]] == reply["output_ids"]
     assert len(meta["output_top_logprobs"]) == len(reply["output_ids"])
     assert meta["output_top_logprobs"][0][1] == [-2.0, 7, None]
 
 
-def test_logprobs_can_carry_text(serve: Serve) -> None:
-    reply = generate(serve(), return_logprob=True, return_text_in_logprobs=True)
+def test_logprobs_can_carry_text(plain: Served) -> None:
+    reply = generate(plain, return_logprob=True, return_text_in_logprobs=True)
     texts = [entry[2] for entry in reply["meta_info"]["output_token_logprobs"]]
     assert "".join(texts) == "is_even<|im_end|>"
 
 
-def test_the_last_streamed_event_is_the_whole_reply(serve: Serve) -> None:
-    served = serve()
+def test_the_last_streamed_event_is_the_whole_reply(plain: Served) -> None:
+    served = plain
     body = {"text": "grün 🙂 text", "sampling_params": GREEDY, "return_logprob": True}
     whole = served.post("/generate", body).json()
     events = served.events("/generate", body)
@@ -139,8 +140,8 @@ def without_time(reply: Any) -> Any:
 # --- /v1 ---
 
 
-def test_chat_answers_in_openais_shape(serve: Serve) -> None:
-    reply = serve().post("/v1/chat/completions", HI | {"model": "tiny", "temperature": 0}).json()
+def test_chat_answers_in_openais_shape(plain: Served) -> None:
+    reply = plain.post("/v1/chat/completions", HI | {"model": "tiny", "temperature": 0}).json()
     assert reply["object"] == "chat.completion"
     assert reply["model"] == "tiny"
     [choice] = reply["choices"]
@@ -153,8 +154,8 @@ def test_chat_answers_in_openais_shape(serve: Serve) -> None:
 
 @pytest.mark.parametrize("text", ["plain words", "grün", "漢字🙂", "a\n\nb", "STOP or not"])
 @pytest.mark.parametrize("stop", [None, ["OP"], ["\n\n", "ü"]])
-def test_streamed_and_whole_replies_have_the_same_bytes(serve: Serve, text: str, stop: Any) -> None:
-    served = serve()
+def test_streamed_and_whole_replies_have_the_same_bytes(plain: Served, text: str, stop: Any) -> None:
+    served = plain
     chat = {"messages": [{"role": "user", "content": text}], "stop": stop}
     whole = served.post("/v1/chat/completions", chat).json()["choices"][0]
     chunks = [event["choices"][0] for event in served.events("/v1/chat/completions", chat)]
@@ -168,8 +169,8 @@ def test_streamed_and_whole_replies_have_the_same_bytes(serve: Serve, text: str,
     assert chunks[-1]["finish_reason"] == whole["finish_reason"]
 
 
-def test_meta_info_comes_with_output_ids_when_asked_for(serve: Serve) -> None:
-    served = serve()
+def test_meta_info_comes_with_output_ids_when_asked_for(plain: Served) -> None:
+    served = plain
     body = HI | {"return_meta_info": True}
     whole = served.post("/v1/chat/completions", body).json()["choices"][0]["meta_info"]
     last = served.events("/v1/chat/completions", body)[-1]["choices"][0]["meta_info"]
@@ -177,42 +178,42 @@ def test_meta_info_comes_with_output_ids_when_asked_for(serve: Serve) -> None:
     assert without_time({"meta_info": whole}) == without_time({"meta_info": last})
 
 
-def test_usage_is_streamed_last_when_asked_for(serve: Serve) -> None:
+def test_usage_is_streamed_last_when_asked_for(plain: Served) -> None:
     body = HI | {"stream_options": {"include_usage": True}}
-    served = serve()
+    served = plain
     last = served.events("/v1/chat/completions", body)[-1]
     assert last["choices"] == []
     assert last["usage"] == served.post("/v1/chat/completions", HI).json()["usage"]
 
 
-def test_chat_logprobs_list_every_token_with_bytes(serve: Serve) -> None:
+def test_chat_logprobs_list_every_token_with_bytes(plain: Served) -> None:
     body = HI | {"logprobs": True, "top_logprobs": 2, "return_meta_info": True}
-    choice = serve().post("/v1/chat/completions", body).json()["choices"][0]
+    choice = plain.post("/v1/chat/completions", body).json()["choices"][0]
     content = choice["logprobs"]["content"]
     assert len(content) == choice["meta_info"]["completion_tokens"]
     assert b"".join(bytes(c["bytes"]) for c in content[:-1]).decode() == choice["message"]["content"]
     assert content[0]["top_logprobs"][0]["logprob"] == -0.5
 
 
-def test_streamed_logprobs_are_those_of_the_whole(serve: Serve) -> None:
-    served = serve()
+def test_streamed_logprobs_are_those_of_the_whole(plain: Served) -> None:
+    served = plain
     body = HI | {"logprobs": True, "top_logprobs": 1}
     whole = served.post("/v1/chat/completions", body).json()["choices"][0]["logprobs"]["content"]
     chunks = [event["choices"][0] for event in served.events("/v1/chat/completions", body)]
     assert [entry for c in chunks if c.get("logprobs") for entry in c["logprobs"]["content"]] == whole
 
 
-def test_completion_logprobs_have_offsets_into_the_text(serve: Serve) -> None:
+def test_completion_logprobs_have_offsets_into_the_text(plain: Served) -> None:
     body = {"prompt": "is_even", "max_tokens": 3, "logprobs": 1}
-    choice = serve().post("/v1/completions", body).json()["choices"][0]
+    choice = plain.post("/v1/completions", body).json()["choices"][0]
     scores = choice["logprobs"]
     assert "".join(scores["tokens"]) == choice["text"]
     for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
         assert choice["text"][offset:].startswith(token)
 
 
-def test_a_prompt_may_be_token_ids_or_a_list_of_one_text(serve: Serve) -> None:
-    served = serve()
+def test_a_prompt_may_be_token_ids_or_a_list_of_one_text(plain: Served) -> None:
+    served = plain
     ids = list(served.service.tokenizer.encode("is_even"))
     answers = [
         served.post("/v1/completions", {"prompt": prompt, "max_tokens": 64}).json()["choices"][0]["text"]
@@ -221,9 +222,9 @@ def test_a_prompt_may_be_token_ids_or_a_list_of_one_text(serve: Serve) -> None:
     assert answers == ["is_even"] * 3
 
 
-def test_content_may_come_in_text_parts(serve: Serve) -> None:
+def test_content_may_come_in_text_parts(plain: Served) -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-    reply = serve().post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).json()
+    reply = plain.post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).json()
     assert reply["choices"][0]["message"]["content"] == "user\nhi\nassistant\n"
 
 
@@ -237,8 +238,8 @@ NEUTRAL = {
 }  # fmt: skip
 
 
-def test_values_that_change_nothing_are_taken(serve: Serve) -> None:
-    response = serve().post("/v1/chat/completions", HI | NEUTRAL)
+def test_values_that_change_nothing_are_taken(plain: Served) -> None:
+    response = plain.post("/v1/chat/completions", HI | NEUTRAL)
     assert response.status_code == 200, response.text
 
 
@@ -283,7 +284,7 @@ def test_values_that_change_nothing_are_taken(serve: Serve) -> None:
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
     ],
 )  # fmt: skip
-def test_what_is_unknown_or_unsupported_is_refused_by_name(serve: Serve, path: str, extra: Any, param: Any) -> None:
+def test_what_is_unknown_or_unsupported_is_refused_by_name(plain: Served, path: str, extra: Any, param: Any) -> None:
     base: dict[str, Any] = {
         "/v1/chat/completions": HI,
         "/v1/completions": {"prompt": "x"},
@@ -291,13 +292,13 @@ def test_what_is_unknown_or_unsupported_is_refused_by_name(serve: Serve, path: s
         "/tokenize": {"prompt": "x"},
         "/detokenize": {},
     }[path]
-    message = refused(serve().post(path, base | extra), 400, param)
+    message = refused(plain.post(path, base | extra), 400, param)
     assert "pydantic" not in message.lower()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b'{"text": NaN}', b"[" * 100_000, b"\xff\xfe", b'{"a":1}{'])
-def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
-    with serve().client as client:
+def test_a_body_that_is_no_json_object_is_refused(plain: Served, body: bytes) -> None:
+    with plain.client as client:
         refused(client.post("/generate", content=body), 400, None)
 
 
@@ -321,11 +322,10 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_no_body_makes_the_server_fail(serve: Serve, shared: dict[str, Any], data: st.DataObject) -> None:
+def test_no_body_makes_the_server_fail(plain: Served, data: st.DataObject) -> None:
     """Whatever is sent is answered, refused or not: never a 5xx, never a hung connection."""
-    served = shared.get("served") or shared.setdefault("served", serve())
     scalars = st.none() | st.booleans() | st.integers(-5, 400) | st.floats(-2, 2) | st.text(max_size=6)
     values = st.recursive(
         scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=4), c, max_size=3)
@@ -334,17 +334,12 @@ def test_no_body_makes_the_server_fail(serve: Serve, shared: dict[str, Any], dat
     path = data.draw(
         st.sampled_from(["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
     )
-    response = served.post(path, body)
+    response = plain.post(path, body)
     assert response.status_code in (200, 400, 404), (path, body, response.text)
 
 
-@pytest.fixture
-def shared() -> dict[str, Any]:
-    return {}
-
-
-def test_over_long_prompts_are_refused_with_the_numbers(serve: Serve) -> None:
-    served = serve()
+def test_over_long_prompts_are_refused_with_the_numbers(plain: Served) -> None:
+    served = plain
     ids = [10] * 256
     message = refused(served.post("/generate", {"input_ids": ids}), 400, "input_ids")
     assert "256" in message
@@ -355,26 +350,26 @@ def test_over_long_prompts_are_refused_with_the_numbers(serve: Serve) -> None:
     assert "256" in refused(served.post("/v1/chat/completions", chat), 400, "messages")
 
 
-def test_the_longest_request_that_fits_is_taken(serve: Serve) -> None:
-    served = serve()
+def test_the_longest_request_that_fits_is_taken(plain: Served) -> None:
+    served = plain
     body = {"input_ids": [10] * 200, "sampling_params": {"max_new_tokens": 56}}
     assert served.post("/generate", body).status_code == 200
     scoring = {"input_ids": [10] * 256, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
     assert served.post("/generate", scoring).status_code == 200
 
 
-def test_an_empty_prompt_is_refused(serve: Serve) -> None:
-    served = serve()
+def test_an_empty_prompt_is_refused(plain: Served) -> None:
+    served = plain
     refused(served.post("/generate", {"text": ""}), 400, "text")
     refused(served.post("/v1/completions", {"prompt": ""}), 400, "prompt")
 
 
-def test_ids_outside_the_vocabulary_are_refused(serve: Serve) -> None:
-    assert "vocabulary" in refused(serve().post("/generate", {"input_ids": [300]}), 400, "input_ids")
+def test_ids_outside_the_vocabulary_are_refused(plain: Served) -> None:
+    assert "vocabulary" in refused(plain.post("/generate", {"input_ids": [300]}), 400, "input_ids")
 
 
-def test_another_models_name_is_not_found(serve: Serve) -> None:
-    served = serve()
+def test_another_models_name_is_not_found(plain: Served) -> None:
+    served = plain
     assert "'tiny'" in refused(served.post("/v1/chat/completions", HI | {"model": "gpt-5"}), 404, "model")
     assert served.get("/v1/models/tiny").json()["id"] == "tiny"
     refused(served.get("/v1/models/other"), 404, "model")
@@ -388,20 +383,20 @@ def test_a_template_that_refuses_the_messages_is_a_400(serve: Serve, tokenizer_f
     assert "no system turn" in message
 
 
-def test_template_arguments_cannot_replace_the_messages(serve: Serve) -> None:
-    served = serve()
+def test_template_arguments_cannot_replace_the_messages(plain: Served) -> None:
+    served = plain
     body = HI | {"chat_template_kwargs": {"messages": [], "self": 1, "add_generation_prompt": False}}
     reply = served.post("/v1/chat/completions", body)
     assert reply.json()["choices"][0]["message"]["content"] == "user\nhi\n"
 
 
-def test_a_huge_body_is_refused(serve: Serve) -> None:
-    with serve().client as client:
+def test_a_huge_body_is_refused(plain: Served) -> None:
+    with plain.client as client:
         refused(client.post("/generate", content=b" " * (9 << 20)), 413, None)
 
 
-def test_unknown_paths_and_methods_are_answered_in_json(serve: Serve) -> None:
-    served = serve()
+def test_unknown_paths_and_methods_are_answered_in_json(plain: Served) -> None:
+    served = plain
     assert "/nowhere" in refused(served.get("/nowhere"), 404, None)
     assert "GET" in refused(served.get("/generate"), 405, None)
 
@@ -409,8 +404,8 @@ def test_unknown_paths_and_methods_are_answered_in_json(serve: Serve) -> None:
 # --- tokenize, flush ---
 
 
-def test_tokenize_and_detokenize_are_inverse(serve: Serve) -> None:
-    served = serve()
+def test_tokenize_and_detokenize_are_inverse(plain: Served) -> None:
+    served = plain
     for key in ("prompt", "text"):
         tokens = served.post("/tokenize", {key: "grün 🙂"}).json()
         assert tokens["count"] == len(tokens["tokens"])

@@ -233,6 +233,7 @@ class Manager:
         return {"NOTIFY_SOCKET": self.address}
 
 
+@pytest.mark.slow
 def test_a_life_from_start_to_stop(models: Models, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("the-secret-key\n")
     manager = Manager(tmp_path / "notify")
@@ -264,6 +265,7 @@ def test_a_life_from_start_to_stop(models: Models, tmp_path: Path) -> None:
     assert any(each.startswith("STOPPING=1") for each in manager.heard[ready:])
 
 
+@pytest.mark.slow
 def test_health_says_starting_before_the_weights_are_there(models: Models) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -282,6 +284,7 @@ def test_health_says_starting_before_the_weights_are_there(models: Models) -> No
         assert "FAULT INJECTION IS ON" in engine.log
 
 
+@pytest.mark.slow
 def test_sigterm_lets_requests_in_flight_finish(models: Models) -> None:
     flags = models.flags("--enable-fault-injection", "--fault", "slow,ms=40")
     with running(*flags) as engine:
@@ -296,6 +299,7 @@ def test_sigterm_lets_requests_in_flight_finish(models: Models) -> None:
         assert engine.leave() == 0
 
 
+@pytest.mark.slow
 def test_what_does_not_finish_in_time_is_answered_all_the_same(models: Models) -> None:
     flags = models.flags("--enable-fault-injection", "--fault", "slow,ms=500")
     with running(*flags) as engine:
@@ -312,6 +316,7 @@ def test_what_does_not_finish_in_time_is_answered_all_the_same(models: Models) -
     assert answers[0].json()["error"]["code"] == "shutting down"
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_it_at_once(models: Models) -> None:
     flags = models.flags("--enable-fault-injection", "--fault", "slow,ms=500")
     with running(*flags) as engine:
@@ -333,6 +338,7 @@ def _ignoring_errors(url: str) -> None:
         return
 
 
+@pytest.mark.slow
 def test_sigterm_while_loading_leaves_with_0(models: Models) -> None:
     flags = models.flags("--enable-fault-injection", "--fault", "hang-start", "--log-level", "debug")
     with running(*flags) as engine:
@@ -342,6 +348,7 @@ def test_sigterm_while_loading_leaves_with_0(models: Models) -> None:
         assert engine.leave() == 0
 
 
+@pytest.mark.slow
 def test_a_crash_at_start_is_exit_code_70_with_the_reason_in_the_log(models: Models, tmp_path: Path) -> None:
     manager = Manager(tmp_path / "notify")
     with running(*models.flags("--enable-fault-injection", "--fault", "crash-start"), env=manager.env) as engine:
@@ -351,6 +358,7 @@ def test_a_crash_at_start_is_exit_code_70_with_the_reason_in_the_log(models: Mod
     assert not any(each.startswith("READY=1") for each in manager.heard)
 
 
+@pytest.mark.slow
 def test_a_crash_under_load_answers_503_and_leaves_with_70(models: Models) -> None:
     flags = models.flags("--enable-fault-injection", "--fault", "cublas,above-product=20")
     with running(*flags) as engine:
@@ -373,6 +381,7 @@ def test_a_crash_under_load_answers_503_and_leaves_with_70(models: Models) -> No
         )
 
 
+@pytest.mark.slow
 def test_a_process_killed_by_its_own_fault_is_seen_as_killed(models: Models) -> None:
     with running(
         *models.flags("--enable-fault-injection", "--fault", "crash-load,min-batch=1,after-tokens=8")
