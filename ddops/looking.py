@@ -101,7 +101,6 @@ def status(run: Session, as_json: bool) -> int:
 
 def _status_row(observed: Observed) -> dict[str, Any]:
     standing = plan.verification(observed)
-    unit = units.from_text("", observed.etc_unit) if observed.etc_unit else None
     trial = observed.trial
     return {
         "host": observed.host,
@@ -109,7 +108,7 @@ def _status_row(observed: Observed) -> dict[str, Any]:
         "verification": standing.text,
         "verified": standing.verified,
         "settings": plan.settings_text(observed),
-        "digest": unit.digest if unit else "",
+        "digest": units.digest(observed.etc_unit) if observed.etc_unit else "",
         "drift": plan.drift(observed),
         "lease": asdict(observed.lease) if observed.lease else None,
         "trial": asdict(trial) if trial and trial.open else None,

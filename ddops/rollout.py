@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from ddops.errors import Exit
@@ -28,11 +27,6 @@ class Host(Protocol):
     def arch(self) -> str | None: ...
 
 
-class OnFailure(StrEnum):
-    ROLLBACK = "rollback"  # a host that fails goes back to its last verified configuration
-    HOLD = "hold"  # it is left as it is, for a person to look at
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a run proceeds.
@@ -46,7 +40,6 @@ class Policy:
     batches: tuple[int, ...] = (1,)
     max_failed: int = 0
     max_unreachable: int = 0
-    on_failure: OnFailure = OnFailure.ROLLBACK
 
     def __post_init__(self) -> None:
         if self.canary < 0 or not self.batches or min(self.batches) < 1:
@@ -89,7 +82,6 @@ def policy(section: Rollout) -> Policy:
         batches or (1,),
         section.max_failed,
         section.max_unreachable,
-        OnFailure(section.on_failure),
     )
 
 

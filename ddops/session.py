@@ -91,12 +91,12 @@ class Session:
             yield Agent(remote, config, self.run, self.journal)
 
     def over(self, act: Act) -> None:
-        """Change the hosts wave by wave: the canary of each architecture first, no further once limits are met."""
+        """Change the hosts one after the other: the canary of each architecture first, none once a limit is met."""
         policy = rollout.policy(self.fleet.rollout)
         by_name = {host.name: host for host in self.hosts}
         with self._stoppable():
             while isinstance(step := rollout.decide(self.hosts, self.outcomes, policy), rollout.Continue):
-                if not self._all([by_name[host.name] for host in step.hosts], act):
+                if not self._all([by_name[step.hosts[0].name]], act):  # the rest of the batch is decided on anew
                     return
         if isinstance(step, rollout.Halt):
             self.journal.emit("halted", reason=step.reason, left=list(step.left))

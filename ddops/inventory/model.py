@@ -175,7 +175,6 @@ class Rollout(Section):
     batch: Count | Annotated[tuple[Count, ...], AsTuple] = 1
     max_failed: Amount = 0
     max_unreachable: Amount = 0
-    on_failure: Literal["rollback", "hold"] = "rollback"
 
 
 class HostConfig(Section):

@@ -12,7 +12,7 @@ from ddops import rollout
 from ddops.errors import Exit
 from ddops.inventory import load
 from ddops.outcome import Outcome, Result
-from ddops.rollout import Continue, Done, Halt, OnFailure, Policy, decide, exit_code
+from ddops.rollout import Continue, Done, Halt, Policy, decide, exit_code
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ def test_a_policy_without_meaning_is_refused(bad: dict[str, object]) -> None:
 
 
 def test_the_inventorys_section_becomes_the_policy() -> None:
-    text = "version: 1\nrollout: {canary: 2, batch: [1, 3], max_failed: 1, on_failure: hold}\n"
+    text = "version: 1\nrollout: {canary: 2, batch: [1, 3], max_failed: 1}\n"
     text += "hosts: {a: {address: h, engine: {release: r, model: m, drafter: d}}}\n"
-    assert rollout.policy(load(text, "f").rollout) == Policy(2, (1, 3), 1, 0, OnFailure.HOLD)
+    assert rollout.policy(load(text, "f").rollout) == Policy(2, (1, 3), 1, 0)
     assert rollout.policy(load(text.replace("batch: [1, 3]", "batch: 5"), "f").rollout).batches == (5,)
     assert rollout.policy(load(text.replace("batch: [1, 3]", "batch: []"), "f").rollout).batches == (1,)
 
