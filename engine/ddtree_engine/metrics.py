@@ -104,8 +104,7 @@ class Meter:
             return None
         if stats.rounds - self._mark[0].rounds < self._interval:
             return None
-        self._close(stats, totals, now)
-        return decode_line(ran or stats, self.figures)
+        return decode_line(ran or stats, self._close(stats, totals, now))
 
     def idle(self, stats: Stats, totals: Totals, now: float) -> None:
         """Nothing is running: close the window, so that the gauges are about what just ran."""
@@ -114,13 +113,17 @@ class Meter:
             self._close(stats, totals, now)
         self._mark = None
 
-    def _close(self, stats: Stats, totals: Totals, now: float) -> None:
+    def _close(self, stats: Stats, totals: Totals, now: float) -> Figures:
+        """The figures of the window that ends here. Gauges keep the acceptance of the last window that had one."""
         assert self._mark is not None
         _, before, then = self._mark
         window = totals.since(before)
         elapsed = max(now - then, 1e-9)
-        self.figures = Figures(window.accept_length, window.accept_rate, window.tokens / elapsed)
+        closed = Figures(window.accept_length, window.accept_rate, window.tokens / elapsed)
+        last = closed if window.verify_passes else self.figures
+        self.figures = Figures(last.accept_length, last.accept_rate, closed.tokens_per_second)
         self._mark = (stats, totals, now)
+        return closed
 
 
 def decode_line(stats: Stats, figures: Figures) -> str:

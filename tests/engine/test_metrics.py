@@ -102,6 +102,16 @@ def test_windows_do_not_remember_earlier_ones() -> None:
     assert meter.figures.accept_length == 1.0
 
 
+def test_gauges_keep_the_acceptance_while_nothing_speculates() -> None:
+    meter = Meter(interval=10)
+    meter.round(STATS, Totals(), 0.0)
+    meter.round(replace(STATS, rounds=10), Totals(tokens=80, verify_passes=10, committed_tokens=80), 1.0)
+    line = meter.round(replace(STATS, rounds=20), Totals(tokens=90, verify_passes=10, committed_tokens=80), 2.0)
+    assert "accept" not in str(line)
+    assert meter.figures.accept_length == 8.0
+    assert meter.figures.tokens_per_second == 10.0
+
+
 def test_going_idle_closes_the_window_without_counting_the_pause() -> None:
     meter = Meter(interval=1000)
     meter.round(STATS, Totals(), 0.0)
@@ -122,9 +132,7 @@ def test_lines_appear_in_the_log_while_decoding(serve: Serve, caplog: pytest.Log
 
 
 def update(request_id: str, tokens: int, passes: int, finish: Finish | None = None) -> Update:
-    return Update(
-        request_id, (9,) * tokens, finish, None, passes, 0, accepted_drafts=passes, proposed_drafts=8 * passes
-    )
+    return Update(request_id, (9,) * tokens, finish, None, passes, 0, accepted_drafts=passes, proposed_drafts=8 * passes)
 
 
 def test_the_tally_leaves_the_prompts_own_token_and_other_modes_out() -> None:
