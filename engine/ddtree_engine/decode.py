@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ddtree_engine import sampling, tree
-from ddtree_engine.budget import Policy
+from ddtree_engine.budget import Policy, Round
 from ddtree_engine.config import SpecMode
 from ddtree_engine.corruption import CorruptionPoints, FaultContext
 from ddtree_engine.requests import Finish, TopLogprobs, Update
@@ -120,11 +120,13 @@ class Decoder:
             steps = self._accept(verified, drafts, chunks)
             self._commit(steps, chunks)
             updates = self._report(steps, verified, chunks)
-        verify_seconds = time.perf_counter() - started
+        drafting = time.perf_counter()
         with self._stage("draft"):
-            live = [s.sequence for s in steps if s.ending is None and s.sequence.drafts]
-            drafted = self._draft(self.policy.to_draft(live))
-        self.policy.observe(rows.rows, drafted, verify_seconds, time.perf_counter() - started, bool(chunks))
+            drafted = self._draft([step.sequence for step in steps if step.ending is None])
+        if not chunks:
+            ended = time.perf_counter()
+            self.policy.observe(Round(len(decoding), rows.rows, drafting - started, drafted, ended - drafting))
+        self.counters.rounds += 1
         self.counters.rounds += 1
         return updates
 
@@ -143,6 +145,7 @@ class Decoder:
         if self.faults:
             lp, ids = np.array(logprobs), np.array(token_ids)
             token_ids = self.faults.draft_tokens(ids, lp, self._context(s)).tolist()
+            logprobs = self.faults.draft_logprobs(lp, self._context(s)).tolist()
         if s.request.mode is SpecMode.CHAIN:
             return tree.chain(s.root, [ids[0] for ids in token_ids])
         return tree.best_first(
@@ -324,11 +327,11 @@ class Decoder:
 
     # draft --------------------------------------------------------------------------------------------------------
 
-    def _draft(self, sequences: Many[Sequence]) -> int:
-        """Propose the next block of every given sequence; returns how many were drafted."""
-        for s in self._batch:
+    def _draft(self, live: Many[Sequence]) -> int:
+        """Propose the next block of the sequences that the policy picks; returns how many were drafted."""
+        for s in live:
             s.proposal = None
-        drafting = [s for s in sequences if s.left_to_say > 1]
+        drafting = [s for s in self.policy.to_draft(live) if s.left_to_say > 1]
         if not drafting:
             return 0
         self._catch_up(drafting)

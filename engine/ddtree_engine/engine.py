@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ddtree_engine import scheduler
-from ddtree_engine.budget import Policy, make_policy
+from ddtree_engine.budget import Auto, Costs, Fixed, Policy
 from ddtree_engine.cache import Lease, Resident, Slabs
-from ddtree_engine.config import EngineConfig, SpecMode
+from ddtree_engine.config import AUTO, EngineConfig, SpecMode
 from ddtree_engine.corruption import CorruptionPoints
 from ddtree_engine.decode import Chunk, Decoder, DecodeSettings
 from ddtree_engine.loading import Checked, Loaded, check, device_facts, load
@@ -101,7 +101,7 @@ class Engine:
         with torch.inference_mode():
             loaded = load(checked, progress)
             runner = _runner(checked, loaded, progress, faults)
-            policy = make_policy(checked, runner, progress)
+            policy = _policy(checked, runner, progress)
         engine = cls(checked, loaded, runner, policy, faults)
         progress("warming up", 0.0)
         engine._warm_up()
@@ -278,6 +278,22 @@ def _runner(
     faults: CorruptionPoints | None,
 ) -> Runner:
     return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
+
+
+def _policy(checked: Checked, runner: Runner, progress: Callable[[str, float], None]) -> Policy:
+    if checked.config.speculative_ddtree_budget != AUTO or checked.drafter is None:
+        return Fixed()
+    from ddtree_engine import costs
+
+    sizes, running = checked.sizes, checked.config.max_running_requests
+    rows = costs.sizes_up_to(running * (sizes.budget + 1), runner.row_sizes or costs.ROW_SIZES)
+    requests = costs.sizes_up_to(running, runner.request_sizes or (1, 2, 4, 8, 16))
+    verify = costs.measure_verify(
+        runner, rows, sizes.budget, sizes.context, lambda share: progress("measuring costs", share)
+    )
+    k = min(checked.config.speculative_ddtree_topk_cap, checked.target.stack.vocab)
+    draft = costs.measure_draft(runner, requests, sizes.block, sizes.context, k)
+    return Auto(Costs(verify, draft), depth=sizes.block - 1)
 
 
 def _aborted(request_id: str, s: Running | None) -> Update:

@@ -26,6 +26,9 @@ class Runner:
         self.device = device
         self.featured = False  # whether the last pass wrote drafter features
         self.used_graph = False
+        self.staircase = False  # whether a pass costs as much as the next captured size
+        self.row_sizes: tuple[int, ...] = ()  # captured, ascending; () where any size runs as it is
+        self.request_sizes: tuple[int, ...] = ()
 
     def verify(self, rows: RowBatch, *, features: bool) -> torch.Tensor:
         """Run the target over the rows; keys, values and (asked for) features go to their slots.

@@ -175,9 +175,7 @@ def test_long_random_life_leaks_nothing_and_answers_everyone(pair: Pair) -> None
         if len(alive) < 8 and dice.random() < 0.5:
             prompt = [dice.randrange(101) for _ in range(dice.choice((1, 3, 20, 60)))]
             s = Sampling(max_new_tokens=dice.randrange(0, 30), temperature=dice.choice((0.0, 1.0)))
-            engine.submit(
-                request(str(n), prompt, s, mode=dice.choice(list(SpecMode)), want_logprobs=dice.random() < 0.3)
-            )
+            engine.submit(request(str(n), prompt, s, mode=dice.choice(list(SpecMode)), want_logprobs=dice.random() < 0.3))
             alive.add(str(n))
         if alive and dice.random() < 0.1:
             engine.cancel(dice.choice(sorted(alive)))
@@ -376,6 +374,7 @@ class Watch(NoCorruption):
 
 ALL_POINTS = {
     "draft_tokens",
+    "draft_logprobs",
     "row_positions",
     "tree_mask",
     "choices",

@@ -51,9 +51,7 @@ def is_tie(reference: Reference, prompt: Sequence[int], said: Sequence[int], riv
     return abs(float(logits[said[-1]] - logits[rival])) < TIE
 
 
-def assert_same(
-    reference: Reference, prompt: Sequence[int], got: Sequence[int], expected: Sequence[int], s: Sampling
-) -> None:
+def assert_same(reference: Reference, prompt: Sequence[int], got: Sequence[int], expected: Sequence[int], s: Sampling) -> None:
     for i, (a, b) in enumerate(zip(got, expected, strict=False)):
         if a != b:
             assert is_tie(reference, prompt, got[: i + 1], b, s), f"token {i}: {a} instead of {b}"
@@ -89,9 +87,7 @@ def test_plain_decoding_says_what_the_reference_says(engine: Engine, reference: 
 
 
 @pytest.mark.parametrize("s", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_batch_of_unequal_trees_says_what_each_request_says_alone(
-    engine: Engine, reference: Reference, s: Sampling
-) -> None:
+def test_batch_of_unequal_trees_says_what_each_request_says_alone(engine: Engine, reference: Reference, s: Sampling) -> None:
     """Different prompts, modes, lengths left and start rounds: the shapes where requests get mixed up."""
     answers = plain(engine, PROMPTS, s)
     plant(engine, answers, PROMPTS)
@@ -366,12 +362,7 @@ def test_same_seed_repeats_and_another_differs(engine: Engine) -> None:
 BUNDLED = Path(__file__).parents[2] / "engine" / "models"
 """The models that ship with the engine; these tests are what holds them to the promise."""
 
-bundled = pytest.mark.skipif(
-    not (BUNDLED / "target" / "model.safetensors").is_file(), reason="the bundled models are not in this checkout"
-)
 
-
-@bundled
 @pytest.mark.parametrize("drafter", ["drafter-b16", "drafter-b8"])
 def test_bundled_models_say_the_same_with_and_without_speculation(drafter: str) -> None:
     from tokenizers import Tokenizer
