@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ddops import reference
+from ddops import reference, report
 from ddops.cli import main as cli
 from ddops.errors import Exit
 from ddops.outcome import Result
@@ -121,9 +121,7 @@ def test_every_command_line_is_one(page: str, line: str) -> None:
     parsed(line)
 
 
-@pytest.mark.parametrize(
-    "line", ["ddops reconfig --bugdet 8", "ddops reconfigure", "ddops wait --until soon", "ddops logs x"]
-)
+@pytest.mark.parametrize("line", ["ddops reconfig --bugdet 8", "ddops reconfigure", "ddops wait --until soon", "ddops logs x"])
 def test_a_command_line_that_is_none_is_noticed(line: str) -> None:
     with pytest.raises(click.ClickException):
         parsed(line)
@@ -140,9 +138,7 @@ def slug(heading: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    return {
-        slug(head) for head in re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    }
+    return {slug(head) for head in re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -213,6 +209,14 @@ def test_every_event_is_documented() -> None:
     page = text_of("docs/reference/events.md")
     assert len(emitted()) > 8
     assert [name for name in sorted(emitted()) if f"| `{name}` |" not in page] == []
+
+
+def test_every_key_of_the_json_output_is_documented() -> None:
+    page = text_of("docs/reference/events.md").partition("## --json")[2]
+    events = [{"event": "run.started", "run": "r", "hosts": ["a"]}, {"event": "outcome", "host": "a", "result": "applied"}]
+    made = report.document(report.fold(events))
+    keys = {*made, *made["hosts"][0]}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
 def test_every_step_is_documented() -> None:
