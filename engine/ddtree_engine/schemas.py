@@ -253,6 +253,8 @@ def parse(kind: type[_B], body: bytes) -> _B:
         raise FieldError(None, f"the body is not JSON: {exc}") from exc
     if not isinstance(value, dict):
         raise FieldError(None, "the body must be a JSON object")
+    if rb"\ud" in body.lower():
+        _refuse_half_characters(value)
     value = _without_neutral(value, _NEUTRAL.get(kind, {}))
     nested = value.get("sampling_params")
     if kind is GenerateBody and isinstance(nested, dict):
@@ -265,9 +267,7 @@ def parse(kind: type[_B], body: bytes) -> _B:
         raise _field_error(exc, value) from exc
 
 
-def _without_neutral(
-    value: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], prefix: str = ""
-) -> dict[str, Any]:
+def _without_neutral(value: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], prefix: str = "") -> dict[str, Any]:
     for key in value.keys() & neutral.keys():
         if not _is_neutral(value[key], neutral[key]):
             allowed = [json.dumps(v) for v in neutral[key] if v is not _ANYTHING] or ["null"]
@@ -312,6 +312,14 @@ def _field_name(loc: tuple[int | str, ...], body: Any) -> str | None:
             parts.append(part)
             body = body.get(part)
     return ".".join(parts) or None
+
+
+def _refuse_half_characters(value: Any) -> None:
+    """JSON can escape one half of a surrogate pair alone, which is no text and cannot be encoded."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise FieldError(None, f"the body holds half of a surrogate pair: {exc.object[exc.start]!a}") from exc
 
 
 def _no_constant(name: str) -> NoReturn:

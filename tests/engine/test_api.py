@@ -296,6 +296,50 @@ def test_what_is_unknown_or_unsupported_is_refused_by_name(plain: Served, path: 
     assert "pydantic" not in message.lower()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", rb'{"text": "a \ud800 b"}'),
+        ("/generate", rb'{"text": "x", "sampling_params": {"stop": "\uDC00"}}'),
+        ("/v1/chat/completions", rb'{"messages": [{"role": "user", "content": "\ud83d"}]}'),
+        ("/v1/chat/completions", rb'{"messages": [], "\udfff": 1}'),
+        ("/tokenize", rb'{"prompt": "\ud800"}'),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused(plain: Served, path: str, body: bytes) -> None:
+    with plain.client as client:
+        assert "surrogate" in refused(client.post(path, content=body), 400, None)
+
+
+def test_a_whole_surrogate_pair_is_a_character(plain: Served) -> None:
+    with plain.client as client:
+        reply = client.post("/generate", content=rb'{"text": "\ud83d\ude42", "sampling_params": {"temperature": 0}}')
+    assert reply.json()["text"] == "🙂"
+
+
+def test_numbers_of_any_size_are_answered(plain: Served) -> None:
+    huge = 10**40
+    for path, body in (
+        ("/generate", {"input_ids": [huge]}),
+        ("/generate", {"text": "x", "sampling_params": {"stop_token_ids": [huge]}}),
+        ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": huge}}),
+        ("/generate", {"text": "x", "sampling_params": {"top_k": huge, "sampling_seed": -huge}}),
+        ("/v1/chat/completions", HI | {"seed": huge}),
+        ("/detokenize", {"tokens": [huge]}),
+    ):
+        assert plain.post(path, body).status_code in (200, 400), path
+
+
+def test_a_body_that_does_not_arrive_is_given_up(plain: Served, monkeypatch: Any) -> None:
+    from ddtree_engine import web
+
+    monkeypatch.setattr(web, "BODY_TIMEOUT_S", 0.2)
+    host, port = plain.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as sock:
+        sock.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        assert sock.recv(200).startswith(b"HTTP/1.1 408")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b'{"text": NaN}', b"[" * 100_000, b"\xff\xfe", b'{"a":1}{'])
 def test_a_body_that_is_no_json_object_is_refused(plain: Served, body: bytes) -> None:
     with plain.client as client:
@@ -327,13 +371,9 @@ FIELDS = [
 def test_no_body_makes_the_server_fail(plain: Served, data: st.DataObject) -> None:
     """Whatever is sent is answered, refused or not: never a 5xx, never a hung connection."""
     scalars = st.none() | st.booleans() | st.integers(-5, 400) | st.floats(-2, 2) | st.text(max_size=6)
-    values = st.recursive(
-        scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=4), c, max_size=3)
-    )
+    values = st.recursive(scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=4), c, max_size=3))
     body = data.draw(st.dictionaries(st.sampled_from(FIELDS), values, max_size=5))
-    path = data.draw(
-        st.sampled_from(["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-    )
+    path = data.draw(st.sampled_from(["/generate", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]))
     response = plain.post(path, body)
     assert response.status_code in (200, 400, 404), (path, body, response.text)
 
