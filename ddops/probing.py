@@ -12,7 +12,6 @@ import click
 from ddops.errors import DdopsError, Exit, UsageError
 
 if TYPE_CHECKING:
-    from ddops.agent import Agent
     from ddops.prove.client import EngineClient
     from ddops.prove.evidence import Evidence, Verdict
     from ddops.session import Session
@@ -56,46 +55,44 @@ def endpoint(url: str, engine: str, asked: Asked) -> int:
         raise UsageError(f"{url!r} is no http:// or https:// address", means="nothing was probed")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     with httpx.Client(base_url=url, limits=limits) as http:
-        verdict = _ask(EngineClient(http, engine), asked)
-    _show(url, verdict, asked)
-    return int(exit_of(verdict))
+        return int(_probe(url, EngineClient(http, engine), asked))
+
+
+def _probe(where: str, client: EngineClient, asked: Asked) -> Exit:
+    if asked.replay:
+        return _replay(client, asked.replay)
+    verdict = _ask(client, asked)
+    _show(where, verdict, asked)
+    return exit_of(verdict)
 
 
 def hosts(run: Session, asked: Asked) -> int:
     """Probe the engines of the named hosts over their one SSH connection each."""
+    from ddops import proof
+
     code = Exit.OK
     for config in run.hosts:
         try:
-            with run.connected(config) as agent:
-                verdict = _host(agent, asked)
+            with run.connected(config) as agent, proof.client(agent) as client:
+                code = max(code, _probe(config.name, client, asked))
+        except UsageError:
+            raise
         except DdopsError as problem:
             click.echo(str(problem), err=True)
             code = max(code, problem.exit)
-            continue
-        _show(config.name, verdict, asked)
-        code = max(code, exit_of(verdict))
     return int(code)
-
-
-def _host(agent: Agent, asked: Asked) -> Verdict:
-    from ddops import proof
-
-    with proof.client(agent) as client:
-        return _ask(client, asked)
 
 
 def _ask(client: EngineClient, asked: Asked) -> Verdict:
     import httpx
 
-    from ddops.prove import battery, replay
+    from ddops.prove import battery
     from ddops.prove.client import EngineClient
     from ddops.prove.evidence import Level
 
     def on_event(evidence: Evidence) -> None:
         click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {evidence.got or evidence.detail}", err=True)
 
-    if asked.replay:
-        return replay.again(client, _saved(asked.replay), on_event=on_event)
     with httpx.Client(base_url=asked.reference or "http://127.0.0.1") as other:
         reference = EngineClient(other, "ddtree") if asked.reference else None
         return battery.run(
@@ -103,13 +100,23 @@ def _ask(client: EngineClient, asked: Asked) -> Verdict:
         )
 
 
-def _saved(file: str) -> Verdict:
-    from ddops.prove.evidence import Verdict
+def _replay(client: EngineClient, file: str) -> Exit:
+    """Send a saved verdict's requests again: 0 when every reply is the same, 11 when some differ, 5 when some are wrong."""
+    from ddops.prove import replay
 
     try:
-        return Verdict.from_json(Path(file).read_text(encoding="utf-8"))
+        evidence = replay.load(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise UsageError(f"{file} is no saved verdict: {problem}", means="nothing was probed") from problem
+    found = replay.replay(client, evidence)
+    for one in found:
+        word = "error" if one.error else "wrong" if one.right is False else "same" if one.same else "differs"
+        click.echo(f"{word:<8} {one.probe:<14} {one.label}  {one.error or one.now[:60]!r}")
+    if not found:
+        raise UsageError(f"{file} keeps no requests", means="nothing was probed")
+    if any(one.error or one.right is False for one in found):
+        return Exit.RESTORE_FAILED
+    return Exit.OK if all(one.same for one in found) else Exit.INCONCLUSIVE
 
 
 def _show(where: str, verdict: Verdict, asked: Asked) -> None:

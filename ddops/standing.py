@@ -5,6 +5,7 @@ Nothing here restarts an engine or touches a unit.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from ddops import commands, plan
@@ -49,19 +50,36 @@ def resume(ground: Ground) -> Outcome:
         ground.warn(f"run {state.run} left a trial; its guard decides in {max(0.0, state.guard_in_seconds):.0f} s")
         with ground.step("wait for the host to settle"):
             state = ground.agent.settled(state.run, max(0.0, state.guard_in_seconds) + SETTLE_SECONDS)
+    _outlast(ground)
     observed = ground.agent.look()
     if observed.etc_unit is None:
         return Outcome(name, Result.UNCHANGED, f"{name} has no unit and no open trial: nothing to finish")
     interrupted = state is not None and any(e.kind is Kind.UNDONE and e.run == state.run for e in observed.ledger)
     standing = plan.verification(observed)
     if standing.verified:
-        outcome = Outcome(name, Result.UNCHANGED, f"{name} has nothing left to finish: {standing.text}")
-    else:
-        outcome = verify(ground)
-    if interrupted and not standing.verified and outcome.result is Result.VERIFIED:
+        return Outcome(name, Result.UNCHANGED, f"{name} has nothing left to finish: {standing.text}")
+    outcome = verify(ground)
+    if interrupted and outcome.result is Result.VERIFIED:
         # The interrupted change did not survive; 0 would call it a success.
         return replace(outcome, result=Result.ROLLED_BACK, means="the interrupted change was undone by the host")
     return outcome
+
+
+def _outlast(ground: Ground) -> None:
+    """Wait until the lease of a run whose controller is gone has expired, and sweep it away.
+
+    Raises:
+        Locked: its controller lives; it beats.
+    """
+    lease = ground.agent.look().lease
+    if lease is None:
+        return
+    if lease.expires_in_seconds > 0:
+        ground.warn(f"held by {lease.holder}; waiting {lease.expires_in_seconds:.0f} s for a sign of life")
+        with ground.step("wait for the lease to expire"):
+            time.sleep(lease.expires_in_seconds + 1)
+    with ground.leased():
+        pass  # taking an expired lease and giving it back clears it; a live one is refused
 
 
 def baseline(ground: Ground, observed: Observed, request: Request) -> Baseline | None:
