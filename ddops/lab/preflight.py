@@ -52,6 +52,8 @@ def preflight(*, sudo: bool = False) -> Obstacle | None:
 
 
 def _programs(*, sudo: bool) -> Obstacle | None:
+    if sudo and os.geteuid() != 0:
+        return Obstacle("sudo in the hosts needs a lab run by root", "run the same command as root (sudo)")
     needed = {**_PACKAGE_OF, **(_SUDO if sudo else {}), **(_ROOTLESS if os.geteuid() != 0 else {})}
     missing = [name for name in needed if shutil.which(name, path=_PATH) is None]
     if missing:
