@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command 
 VENV ?= .venv
 BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-APT_PACKAGES := systemd openssh-server openssh-client iproute2 util-linux sudo uidmap
+APT_PACKAGES := systemd dbus openssh-server openssh-client iproute2 util-linux sudo
 
 .PHONY: setup test test-fast test-lab check format demo detect bench-engine bench-engine-gpu clean packages
 
