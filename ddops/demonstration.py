@@ -45,8 +45,8 @@ defaults:
   spec: {{budget: 8, topk_cap: 4, max_running_requests: 4}}
   ready: {{timeout_seconds: 120}}
   guard: {{seconds: {guard}}}
-  # Budget 8 and 16 differ in speed, and this machine may be busy: the demo is about right and wrong output.
   limits: {{disk_free_mib: 64}} # a lab host has half a gibibyte in all
+  # Budget 8 and 16 differ in speed, and this machine may be busy: the demo is about right and wrong output.
   prove: {{gates: {{throughput: 0.2, acceptance: 0.3, ttft: 20, inter_token: 20}}}}
 hosts:
 {hosts}"""
