@@ -41,9 +41,7 @@ class Supervisor:
         self.spec = Spec.load(state.spec.read_text())
         self.layout = cgroups.Layout.load(state.cgroups.read_text())
         layer = state.work / "layer"
-        self.machines = {
-            host.name: Machine(host, self.spec, state, self.layout, layer, rootless) for host in self.spec.hosts
-        }
+        self.machines = {host.name: Machine(host, self.spec, state, self.layout, layer, rootless) for host in self.spec.hosts}
 
     def build(self) -> None:
         self.state.work.mkdir(exist_ok=True)

@@ -192,6 +192,4 @@ def test_files_are_written_whole_with_their_mode_and_read_back(hosts: list[Host]
     assert host.read("/opt/a b/it's.txt") == "zwölf\n$HOME"
     assert host.sh("stat -c %a \"/opt/a b/it's.txt\"; ls -A '/opt/a b'") == "640\nit's.txt"
     host.write("/opt/bytes", bytes(range(256)))
-    assert host.sh("sha256sum < /opt/bytes").split()[0] == (
-        "40aff2e9d2d8922e47afd4648e6967497158785fbd1da870e7110266bf944880"
-    )
+    assert host.sh("sha256sum < /opt/bytes").split()[0] == ("40aff2e9d2d8922e47afd4648e6967497158785fbd1da870e7110266bf944880")

@@ -39,9 +39,7 @@ def test_deploy_user_may_run_the_one_command_as_root_and_no_other(hosts: list[Ho
 def test_command_keeps_files_folder_environment_input_and_exit_status(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "here").write_text("file\n")
     script = 'cat here; cat; echo "$WORD"; exit 7'
-    result = lab.run(
-        ["sh", "-c", script], input="input\n", cwd=tmp_path, env={"PATH": os.environ["PATH"], "WORD": "word"}
-    )
+    result = lab.run(["sh", "-c", script], input="input\n", cwd=tmp_path, env={"PATH": os.environ["PATH"], "WORD": "word"})
     assert (result.returncode, result.stdout) == (7, "file\ninput\nword\n")
     with pytest.raises(subprocess.TimeoutExpired):
         lab.run(["sleep", "1000"], timeout=0.2)

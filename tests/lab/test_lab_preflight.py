@@ -40,9 +40,7 @@ def test_missing_program_is_named_with_the_package_that_has_it(
     assert f"apt-get install -y --no-install-recommends {package}" in said
 
 
-def test_lab_that_cannot_run_raises_the_line_and_starts_nothing(
-    lab_machine: None, only_programs: Path, lab_id: str
-) -> None:
+def test_lab_that_cannot_run_raises_the_line_and_starts_nothing(lab_machine: None, only_programs: Path, lab_id: str) -> None:
     (only_programs / "sshd").unlink()
     with pytest.raises(LabError, match="openssh-server"):
         Lab(1, id=f"{lab_id}-p").start()
