@@ -35,9 +35,7 @@ class Reading:
 
 def mid_stream(chunks: Sequence[Chunk]) -> float | None:
     """Committed tokens over passes between two points inside one stream; None when the stream carries no counters."""
-    points = [
-        (c.verify_passes, c.completion_tokens) for c in chunks if c.verify_passes is not None and c.completion_tokens
-    ]
+    points = [(c.verify_passes, c.completion_tokens) for c in chunks if c.verify_passes is not None and c.completion_tokens]
     inner = [(p, n) for p, n in points if p is not None and p >= _WARM_PASSES][:-1]  # the last pass is cut short
     if len(inner) < 2:
         return None
@@ -92,9 +90,7 @@ def judge(
     limits = [f"> {DEAD}"] + ([f"< {cap}"] if cap else [])
     limits += [f">= {gates.acceptance:g} x {known:.2f} (last known-good)"] if known else []
     outcome, detail = _held(reading, turns, cap, known, gates)
-    spread = (
-        f", {min(reading.per_request):.2f} to {max(reading.per_request):.2f}" if len(reading.per_request) > 1 else ""
-    )
+    spread = f", {min(reading.per_request):.2f} to {max(reading.per_request):.2f}" if len(reading.per_request) > 1 else ""
     return Evidence(
         "acceptance",
         outcome,
@@ -108,9 +104,7 @@ def judge(
     )
 
 
-def _held(
-    reading: Reading, turns: Sequence[Turn], cap: int | None, known: float | None, gates: Gates
-) -> tuple[Outcome, str]:
+def _held(reading: Reading, turns: Sequence[Turn], cap: int | None, known: float | None, gates: Gates) -> tuple[Outcome, str]:
     if reading.mean <= DEAD:
         return Outcome.DEGRADED, "the drafter does not help: about one token a pass"
     if cap and cap > 2 and reading.mean >= cap - 0.02 * cap and not _only_copies(turns):

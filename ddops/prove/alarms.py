@@ -11,9 +11,7 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 
-_SPECIAL = re.compile(
-    r"<\|[a-z_0-9]{2,24}\|>|</?s>|\[/?INST\]|<(?:pad|unk|bos|eos|mask)>|<0x[0-9A-F]{2}>|[\u2581\u0120]\w"
-)
+_SPECIAL = re.compile(r"<\|[a-z_0-9]{2,24}\|>|</?s>|\[/?INST\]|<(?:pad|unk|bos|eos|mask)>|<0x[0-9A-F]{2}>|[\u2581\u0120]\w")
 _THINK = re.compile(r"</?think>")
 _WORD = re.compile(r"[^\W\d_]{6,}")
 _DOUBLED = re.compile(r"([^\W\d_]{3,})\1", re.IGNORECASE)

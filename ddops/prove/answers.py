@@ -48,11 +48,7 @@ def _has(text: str, token: str) -> bool:
 def json_object(text: str, expected: dict[str, Any]) -> Check:
     """An object with exactly these keys and values; a number may be written as text."""
     found = parse_json(text)
-    ok = (
-        isinstance(found, dict)
-        and found.keys() == expected.keys()
-        and all(_same(found[k], v) for k, v in expected.items())
-    )
+    ok = isinstance(found, dict) and found.keys() == expected.keys() and all(_same(found[k], v) for k, v in expected.items())
     return Check(ok, short(text))
 
 

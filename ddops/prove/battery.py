@@ -16,14 +16,14 @@ from ddops.prove.evidence import Baseline, Evidence, Fault, Level, Outcome, Verd
 from ddops.prove.golden import Golden
 from ddops.prove.judging import Bench, served
 from ddops.prove.session import EngineDied, OutOfTime, Session, named
-from ddops.prove.stages import CLOSING, STAGES, Stage
+from ddops.prove.stages import CLOSING, STAGES, Stage, note_metrics
 from ddops.prove.verdicts import Policy, decide
 from ddops.prove.wire import EngineError, Failure
 
 DEFAULT_POLICY = Policy()
 _DIED = "the engine died"
 OnEvent = Callable[[Evidence], None]
-PROBES = ("applied", *(p for s in STAGES for p in s.probes), "alarms", "served")
+PROBES = ("applied", *dict.fromkeys(p for s in (*STAGES, *CLOSING) for p in s.probes), "served")
 
 
 def run(
@@ -63,6 +63,7 @@ def run(
     client.limits = Limits(policy.request_seconds, policy.stall_seconds)
     session = Session(client, Level(level), policy, baseline, reference)
     session.notes |= {"log": tuple(log), "golden": golden}
+    note_metrics(session)
     found = _Collected(on_event)
     if applied is not None and _wanted("applied", only):
         found.add(applied)
@@ -90,9 +91,7 @@ def prove_url(
     with httpx.Client(base_url=url, limits=limits) as http, httpx.Client(base_url=reference_url or url) as other:
         client = EngineClient(http, engine, api_key=api_key, model=model)
         reference = EngineClient(other, "ddtree") if reference_url else None
-        return run(
-            client, level=level, policy=policy, baseline=baseline, reference=reference, only=only, on_event=on_event
-        )
+        return run(client, level=level, policy=policy, baseline=baseline, reference=reference, only=only, on_event=on_event)
 
 
 class _Collected:

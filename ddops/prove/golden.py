@@ -55,9 +55,7 @@ class Golden:
             raise ValueError(f"not a recording: {exc}") from None
 
 
-def record(
-    session: Session, prompts: Sequence[tuple[str, int]], *, source: str = "", mode: str | None = None
-) -> Golden:
+def record(session: Session, prompts: Sequence[tuple[str, int]], *, source: str = "", mode: str | None = None) -> Golden:
     """Ask the (prompt, max_tokens) pairs greedily, and keep what came. Speculation must be off, or `mode` "off"."""
     with_scores = asks_for(session, prompts, mode, top_logprobs=2)
     turns = session.send("golden", with_scores)
@@ -67,9 +65,7 @@ def record(
     return Golden(tuple(takes), session.client.facts().model or "", source)
 
 
-def asks_for(
-    session: Session, prompts: Sequence[tuple[str, int]], mode: str | None, **more: Any
-) -> list[tuple[None, Ask]]:
+def asks_for(session: Session, prompts: Sequence[tuple[str, int]], mode: str | None, **more: Any) -> list[tuple[None, Ask]]:
     extra = {"chat_template_kwargs": session.policy.chat_template_kwargs} if session.policy.chat_template_kwargs else {}
     return [(None, Ask.user(p, max_tokens=n, mode=mode, extra=extra, **more)) for p, n in prompts]
 

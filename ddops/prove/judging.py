@@ -80,7 +80,7 @@ class Bench:
         for turn in turns:
             if turn.whole and turn.reply is not None and _only_thought(turn):
                 turn.ask = replace(turn.ask, max_tokens=turn.ask.max_tokens * 3)
-                self.session._fill(turn, 0.0)
+                self.session.fill(turn)
                 if turn.whole and _only_thought(turn):
                     turn.check = None
                     turn.item = None  # it cannot be judged: neither right nor wrong

@@ -37,9 +37,7 @@ def load(text: str) -> tuple[Evidence, ...]:
     return Verdict.from_json(text).evidence
 
 
-def replay(
-    client: EngineClient, evidence: Iterable[Evidence], *, workers: int = 8, mode: str | None = None
-) -> list[Replayed]:
+def replay(client: EngineClient, evidence: Iterable[Evidence], *, workers: int = 8, mode: str | None = None) -> list[Replayed]:
     """Send every kept request again, `workers` at a time.
 
     Args:

@@ -140,7 +140,5 @@ def text_agrees(engine: EngineClient, reply: Reply) -> str:
 
 def _parting(decoded: str, shown: str) -> str:
     """Where two texts part, with a few characters of each."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(decoded, shown, strict=False)) if a != b), min(len(decoded), len(shown))
-    )
+    at = next((i for i, (a, b) in enumerate(zip(decoded, shown, strict=False)) if a != b), min(len(decoded), len(shown)))
     return f"at character {at} the ids say {short(decoded[at : at + 40])!r}, the text {short(shown[at : at + 40])!r}"

@@ -73,6 +73,18 @@ def judge(scored: Sequence[Scored], limit: Threshold) -> Judgement:
     return Judgement(len(scored), len(gaps), worst, near, over)
 
 
+def too_many_near(near: int, tokens: int, off_near: int, off_tokens: int) -> bool:
+    """Whether near ties are far commoner than with speculation off, on this host.
+
+    Each is innocent by itself. The off rate is taken at its upper 95 % bound (the rule of three), and four standard
+    deviations beyond it are allowed.
+    """
+    if tokens == 0 or off_tokens < 50:
+        return False
+    expected = tokens * (off_near + 3) / off_tokens
+    return near > expected + 4 * math.sqrt(expected) + 3
+
+
 def mean_logprob(scored: Sequence[Scored]) -> float | None:
     known = [s.logprob for s in scored if s.logprob is not None]
     return sum(known) / len(known) if known else None

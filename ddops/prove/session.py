@@ -6,6 +6,7 @@ once when the engine is gone. It judges no text.
 
 from __future__ import annotations
 
+import queue
 import random
 import secrets
 import threading
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddops.prove.evidence import Baseline, Level, plain
 from ddops.prove.prompts import Item, Maker
 from ddops.prove.verdicts import Policy
-from ddops.prove.wire import Ask, EngineError, Failure, Hung, Reply, Unsupported
+from ddops.prove.wire import Ask, EngineError, Failure, Gone, Hung, Reply, Unsupported
 
 if TYPE_CHECKING:
     from ddops.prove.answers import Check
@@ -119,7 +120,6 @@ class Session:
     rng: random.Random = field(init=False)
     make: Maker = field(init=False)
     seed: int = field(init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.seed = self.policy.seed if self.policy.seed is not None else secrets.randbits(48)
@@ -156,32 +156,50 @@ class Session:
         """All items at once, greedy."""
         return self.send(label, [(item, self.ask_for(item, **options)) for item in items])
 
-    def send(
-        self,
-        label: str,
-        asks: Sequence[tuple[Item | None, Ask]],
-        *,
-        workers: int | None = None,
-        stagger_seconds: float = 0.0,
-    ) -> list[Turn]:
+    def send(self, label: str, asks: Sequence[tuple[Item | None, Ask]], *, stagger_seconds: float = 0.0) -> list[Turn]:
         """Send requests together and wait for all; the second half may arrive apart, `stagger_seconds` each.
 
-        Raises EngineDied when the engine is gone afterwards, OutOfTime when the battery's time was up before.
+        Raises EngineDied as soon as the engine is known to be gone (requests still under way are left behind),
+        OutOfTime when the battery's time was up before.
         """
         if self.seconds_left <= 0:
             raise OutOfTime(f"the {self.level} level's {self.scale.seconds:g} s are used up")
-        with self._lock:
-            turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
-            self.turns += turns
-        with ThreadPoolExecutor(max_workers=max(1, min(workers or len(turns), 512))) as pool:
-            half = len(turns) // 2
-            list(pool.map(lambda job: self._fill(job[1], max(0, job[0] - half) * stagger_seconds), enumerate(turns)))
+        turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
+        self.turns += turns
+        done: queue.SimpleQueue[Turn | BaseException] = queue.SimpleQueue()
+        half = len(turns) // 2
+        for i, turn in enumerate(turns):
+            # Daemon threads: a request that hangs must not keep the battery from ending.
+            work = (turn, max(0, i - half) * stagger_seconds, done)
+            threading.Thread(target=self._deliver, args=work, daemon=True).start()
+        self._wait(len(turns), done)
         self._repeat_failed([t for t in turns if isinstance(t.error, Failure)])
         return turns
 
-    def _fill(self, turn: Turn, delay: float) -> None:
-        if delay:
+    def _deliver(self, turn: Turn, delay: float, done: queue.SimpleQueue[Turn | BaseException]) -> None:
+        try:
             time.sleep(delay)
+            self.fill(turn)
+        except BaseException as exc:  # for the thread that waits: a lost connection, or a fault of ours
+            done.put(exc)
+        else:
+            done.put(turn)
+
+    def _wait(self, count: int, done: queue.SimpleQueue[Turn | BaseException]) -> None:
+        checked = False
+        for _ in range(count):
+            try:
+                turn = done.get(timeout=2 * self.policy.request_seconds)
+            except queue.Empty:
+                raise EngineDied(f"a request did not end within {2 * self.policy.request_seconds:g} s") from None
+            if isinstance(turn, BaseException):
+                raise turn
+            if isinstance(turn.error, (Hung, Gone)) and not checked:
+                checked = True
+                self._check_alive(turn.error)
+
+    def fill(self, turn: Turn) -> None:
+        """Send one turn's request and note what came."""
         turn.started = time.monotonic()
         try:
             turn.reply, turn.error = self.client.ask(turn.ask), None
@@ -193,17 +211,23 @@ class Session:
         """Ask failed requests once more; a request that fails twice stays failed."""
         if not failed:
             return
-        if not self.engine_answers():
-            raise EngineDied(f"{named(failed[0].error)}; its health check fails")
+        self._check_alive(failed[0].error)
         for turn in failed[:_REPEATED_AT_MOST]:
             before = turn.error
-            self._fill(turn, 0.0)
+            self.fill(turn)
             if turn.error is None:
                 turn.cut = named(before)
-            elif not self.engine_answers():
-                raise EngineDied(f"{named(turn.error)}; its health check fails")
-            elif isinstance(turn.error, Hung):
+                continue
+            self._check_alive(turn.error)
+            if isinstance(turn.error, Hung):
                 return
+
+    def _check_alive(self, error: EngineError | None) -> None:
+        """Raises EngineDied when the engine is gone. One that hangs may still call itself healthy: ask for a token."""
+        if not self.engine_answers():
+            raise EngineDied(f"{named(error)}; its health check fails")
+        if isinstance(error, Hung) and not self.client.answers(timeout=self.policy.stall_seconds):
+            raise EngineDied(f"{named(error)}; it calls itself healthy and gives no token")
 
     def engine_answers(self) -> bool:
         """Healthy now, or within the few seconds that a dying process needs to say either."""

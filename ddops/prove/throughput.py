@@ -68,11 +68,7 @@ def token_gaps(turn: Turn) -> list[float]:
     length = sum(len(c.text) for c in chunks) or 1
     gaps: list[float] = []
     for before, now in pairwise(chunks):
-        n = (
-            (now.completion_tokens or 0) - (before.completion_tokens or 0)
-            if counted
-            else round(total * len(now.text) / length)
-        )
+        n = (now.completion_tokens or 0) - (before.completion_tokens or 0) if counted else round(total * len(now.text) / length)
         n = max(1, n)
         gaps += [(now.at - before.at) / n] * n
     return gaps
@@ -87,9 +83,7 @@ def combine(rounds: Sequence[Round]) -> Speed | None:
     spread = 1.4826 * median(abs(r - middle) for r in rates)
     first = [r.ttft for r in rounds if r.ttft is not None]
     gaps = sorted(g for r in rounds for g in r.itl)
-    return Speed(
-        middle, spread, median(first) if first else None, _quantile(gaps, 0.5), _quantile(gaps, 0.99), len(rounds)
-    )
+    return Speed(middle, spread, median(first) if first else None, _quantile(gaps, 0.5), _quantile(gaps, 0.99), len(rounds))
 
 
 def judge(speed: Speed | None, baseline: Baseline | None, gates: Gates) -> Evidence:

@@ -67,9 +67,7 @@ def decide(evidence: Sequence[Evidence], policy: Policy) -> tuple[VerdictKind, s
     open_questions = [
         e
         for e in evidence
-        if e.outcome is Outcome.ERROR
-        or e.fault is Fault.DETECTOR
-        or (e.outcome is Outcome.FAIL and e.fault is Fault.IDENTITY)
+        if e.outcome is Outcome.ERROR or e.fault is Fault.DETECTOR or (e.outcome is Outcome.FAIL and e.fault is Fault.IDENTITY)
     ]
     if open_questions:
         return VerdictKind.INCONCLUSIVE, _why(open_questions)

@@ -5,6 +5,7 @@ A stage never decides about the run as a whole, and what an engine cannot be ask
 
 from ddops.prove.stages.alarms import alarms_stage
 from ddops.prove.stages.coding import coding_stage
+from ddops.prove.stages.glance import glance_stage
 from ddops.prove.stages.golden import golden_stage
 from ddops.prove.stages.long import long_stage
 from ddops.prove.stages.modes import modes_stage
@@ -12,24 +13,29 @@ from ddops.prove.stages.repeatability import repeat_stage
 from ddops.prove.stages.rescore import rescore_early_stage, rescore_stage
 from ddops.prove.stages.sampled import sampled_stage
 from ddops.prove.stages.shapes import shapes_stage
-from ddops.prove.stages.speed import speed_stage
+from ddops.prove.stages.speed import acceptance_stage, note_metrics, speed_stage
 from ddops.prove.stages.stage import Stage
 from ddops.prove.stages.stream import stream_stage
 
-__all__ = ["CLOSING", "STAGES", "Stage"]
+__all__ = ["CLOSING", "STAGES", "Stage", "note_metrics"]
 
 STAGES = (
+    Stage("glance", ("coding",), glance_stage),
     Stage("coding", ("coding",), coding_stage, gross=True),
     Stage("shapes", ("isolation", "copy", "answers", "shapes"), shapes_stage, gross=True),
     Stage("rescore", ("rescore",), rescore_early_stage, gross=True),
-    Stage("modes", ("modes",), modes_stage),
     Stage("long", ("long",), long_stage),
+    Stage("speed", ("throughput",), speed_stage),
+    Stage("modes", ("modes",), modes_stage),
     Stage("stream", ("stream",), stream_stage),
     Stage("sampled", ("sampled",), sampled_stage),
     Stage("repeatability", ("repeatability",), repeat_stage),
     Stage("golden", ("golden",), golden_stage),
-    Stage("speed", ("acceptance", "throughput"), speed_stage),
 )
 
 # What every run ends with, also one that ended early: a look at all its replies.
-CLOSING = (Stage("rescore", ("rescore",), rescore_stage), Stage("alarms", ("alarms",), alarms_stage))
+CLOSING = (
+    Stage("rescore", ("rescore",), rescore_stage),
+    Stage("acceptance", ("acceptance",), acceptance_stage),
+    Stage("alarms", ("alarms",), alarms_stage),
+)

@@ -53,9 +53,15 @@ def _alarms(turn: Turn) -> list[alarms.Alarm]:
     if reply is None:
         return []
     prompt = turn.item.prompt if turn.item else ""
-    found = alarms.check(
-        reply.text, prompt=prompt, finish=reply.finish, allow_empty=bool(reply.reasoning) or turn.item is None
-    )
-    if reply.finish == "length" and turn.item is not None and not reply.reasoning and turn.item.kind is not Kind.LONG:
+    found = alarms.check(reply.text, prompt=prompt, finish=reply.finish, allow_empty=bool(reply.reasoning) or turn.item is None)
+    if _ran_out(turn, reply):
         found.append(alarms.Alarm("length", f"ran into its limit of {turn.ask.max_tokens} tokens"))
     return found
+
+
+def _ran_out(turn: Turn, reply: Reply) -> bool:
+    """A curated reply that did not end by itself although it had room enough to."""
+    item = turn.item
+    if item is None or reply.finish != "length" or reply.reasoning or item.kind is Kind.LONG:
+        return False
+    return turn.ask.max_tokens >= item.max_tokens

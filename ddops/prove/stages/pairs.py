@@ -45,9 +45,7 @@ def compare_pairs(bench: Bench, probe: str, pairs: Sequence[tuple[Turn, Turn]], 
     got = f"{len(whole) - len(parted)} of {len(whole)} pairs equal, {ties} near ties, {len(faults)} wrong"
     if faults:
         (a, b), parting = faults[0]
-        detail = (
-            f"requests {a.index} ({a.ask.mode or 'default'}) and {b.index} ({b.ask.mode or 'default'}) part at token "
-        )
+        detail = f"requests {a.index} ({a.ask.mode or 'default'}) and {b.index} ({b.ask.mode or 'default'}) part at token "
         detail += f"{parting.at}, {parting.gap:.2g} nat below the top"
         replay = tuple(t.to_dict() for t in faults[0][0])
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=got, detail=detail, replay=replay)

@@ -40,9 +40,7 @@ def sampled_stage(bench: Bench) -> list[Evidence]:
     return [_sampled(bench, turns[: len(on)], turns[len(on) :], temperature, top_p, policy.top_k or -1)]
 
 
-def _sampled(
-    bench: Bench, on: Sequence[Turn], off: Sequence[Turn], temperature: float, top_p: float, top_k: int
-) -> Evidence:
+def _sampled(bench: Bench, on: Sequence[Turn], off: Sequence[Turn], temperature: float, top_p: float, top_k: int) -> Evidence:
     pairs = [(a, b) for a, b in zip(on, off, strict=False) if a.whole and b.whole]
     parted = [p for p in pairs if differ(*p)]
     scored = _scored_tokens(bench, on) if bench.ready() else []
@@ -65,9 +63,7 @@ def _sampled(
     )
     unlikely = fit.tokens >= 50 and (abs(fit.z) > 5 or fit.outside > max(0, 0.002 * fit.tokens))
     if unlikely:
-        return replace(
-            base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail="the tokens do not fit the target's distribution"
-        )
+        return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail="the tokens do not fit the target's distribution")
     if exact and parted and _differs_again(bench, parted):
         return replace(
             base,
@@ -76,9 +72,7 @@ def _sampled(
             detail=f"{len(parted)} seeds give other tokens than speculation off, and again when repeated",
         )
     if not exact and fit.tokens < 50 and parted:
-        return replace(
-            base, outcome=Outcome.NOT_SCORED, detail="differences may be rounding, and there are no scores to tell"
-        )
+        return replace(base, outcome=Outcome.NOT_SCORED, detail="differences may be rounding, and there are no scores to tell")
     return base
 
 

@@ -13,21 +13,18 @@ from ddops.prove.wire import Ask, EngineError
 
 
 def speed_stage(bench: Bench) -> list[Evidence]:
-    """One fixed load in rounds (throughput), one long stream (acceptance). Everything before it was warm-up."""
+    """One fixed load in rounds. Everything before it was warm-up."""
     session = bench.session
-    before = _metrics(session)
-    rounds = _rounds(session, session.scale.rounds)
     gates, baseline = session.policy.gates, session.baseline
+    rounds = _rounds(session, session.scale.rounds)
     found = throughput.judge(throughput.combine(rounds), baseline, gates)
-    if found.outcome is Outcome.DEGRADED:
-        again = [*rounds, *_rounds(session, 2 * session.scale.rounds)]
-        confirmed = throughput.judge(throughput.combine(again[len(rounds) :]), baseline, gates)
-        found = (
-            confirmed
-            if confirmed.outcome is Outcome.DEGRADED
-            else throughput.judge(throughput.combine(again), baseline, gates)
-        )
-    return [_acceptance(bench, before), found]
+    if found.outcome is not Outcome.DEGRADED:
+        return [found]
+    fresh = _rounds(session, 2 * session.scale.rounds)
+    confirmed = throughput.judge(throughput.combine(fresh), baseline, gates)
+    if confirmed.outcome is Outcome.DEGRADED:
+        return [replace(confirmed, detail=f"{confirmed.detail}; confirmed on fresh rounds")]
+    return [throughput.judge(throughput.combine([*rounds, *fresh]), baseline, gates)]
 
 
 def _rounds(session: Session, count: int) -> list[throughput.Round]:
@@ -41,21 +38,15 @@ def _rounds(session: Session, count: int) -> list[throughput.Round]:
     return found
 
 
-def _acceptance(bench: Bench, before: dict[str, float] | None) -> Evidence:
+def acceptance_stage(bench: Bench) -> list[Evidence]:
+    """From one long stream where there is time for it, else from the replies of the run: it is never left out."""
     session = bench.session
     facts = session.client.facts(again=True)
-    spec = [
-        t for t in session.turns if t.ask.mode is None and t.whole and (t.item is None or t.item.kind is not Kind.COPY)
-    ]
-    stream = _steady(session)
-    reading = acceptance.read(
-        [*stream, *([] if stream and acceptance.read(stream) else spec)],
-        before,
-        _metrics(session),
-        session.notes.get("log", ()),
-        facts.accept_length,
-    )
+    spec = [t for t in session.turns if t.ask.mode is None and t.whole and not _copies(t)]
     whole = acceptance.read(spec)
+    reading = acceptance.read(_steady(session)) or acceptance.read(
+        spec, session.notes.get("metrics"), _metrics(session), session.notes.get("log", ()), facts.accept_length
+    )
     found = acceptance.judge(
         reading,
         spec,
@@ -64,23 +55,36 @@ def _acceptance(bench: Bench, before: dict[str, float] | None) -> Evidence:
         baseline=session.baseline,
         gates=session.policy.gates,
     )
-    if whole is not None and whole.per_request and found.outcome is not Outcome.NOT_SCORED:
-        low, high = min(whole.per_request), max(whole.per_request)
-        found = replace(found, detail=f"{found.detail}; {whole.sample} requests {low:.2f} to {high:.2f}")
-    return found
+    if whole is None or not whole.per_request or found.outcome is Outcome.NOT_SCORED:
+        return [found]
+    low, high = min(whole.per_request), max(whole.per_request)
+    return [replace(found, detail=f"{found.detail}; {whole.sample} requests {low:.2f} to {high:.2f}")]
+
+
+def note_metrics(session: Session) -> None:
+    """Counters before the first request, to take differences from."""
+    session.notes["metrics"] = _metrics(session)
+
+
+def _copies(turn: Turn) -> bool:
+    return turn.item is not None and turn.item.kind is Kind.COPY
 
 
 def _steady(session: Session) -> list[Turn]:
     """One long request, alone and streamed with its counters, so that warm-up and tail can be left out."""
-    known = next((t for t in session.turns if t.label == "long" and t.whole), None)
-    if known is None or known.reply is None or not session.client.dialect.native:
+    known = max((t for t in session.turns if t.item and t.item.kind.is_code and t.whole), key=_length, default=None)
+    if known is None or known.reply is None or not session.client.dialect.native or session.seconds_left <= 0:
         return []
     try:
         ids = session.client.prompt_ids(known.reply)
     except EngineError:
         return []
-    turns = session.send("steady", [(None, Ask(ids=ids, max_tokens=known.ask.max_tokens, stream=True))])
+    turns = session.send("steady", [(None, Ask(ids=ids, max_tokens=max(1, _length(known)), stream=True))])
     return [t for t in turns if t.whole]
+
+
+def _length(turn: Turn) -> int:
+    return (turn.reply.tokens or 0) if turn.reply else 0
 
 
 def _metrics(session: Session) -> dict[str, float] | None:
