@@ -5,6 +5,7 @@ Nothing is ever added to a file: an unknown key is refused, with the commands th
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 from ddops.errors import HostKeyRejected, Refused
@@ -46,9 +47,9 @@ def host_key_rejected(target: Target, finding: known_hosts.Finding, kind: str, b
     shown = f"{kind} {fingerprint(blob)}"
     line = finding.line
     where = f"{line.file}:{line.number}" if line else ""
-    scan = f"ssh-keyscan -p {target.port} -t {_keyscan_type(kind)} {target.host}"
+    scan = f"ssh-keyscan -p {target.port} -t {_keyscan_type(kind)} {quote(target.host)}"
     if target.alias:
-        scan += f" | sed 's/^[^ ]*/{target.alias}/'"
+        scan += f" | sed {quote(f's/^[^ ]*/{target.alias}/')}"
     add = f"compare the fingerprint with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub), then: {scan} >> "
     means = "no login was tried and nothing was changed on it"
     if finding.trust is Trust.REVOKED:
@@ -61,7 +62,7 @@ def host_key_rejected(target: Target, finding: known_hosts.Finding, kind: str, b
         return HostKeyRejected(
             f"the host key of {target.name} changed: it presents {shown}, {where} has {fingerprint(line.blob)}",
             means=f"either the host was set up anew or another machine answers; {means}",
-            hint=f"if it was set up anew: ssh-keygen -R '{name}' -f {line.file}; then {add}{line.file}",
+            hint=f"if it was set up anew: ssh-keygen -R {quote(name)} -f {quote(line.file)}; then {add}{quote(line.file)}",
         )
     read = ", ".join(str(path) for path in target.known_hosts) or "no known_hosts file"
     what = {
@@ -71,7 +72,7 @@ def host_key_rejected(target: Target, finding: known_hosts.Finding, kind: str, b
     return HostKeyRejected(
         f"the host key of {target.name} {what}: it presents {shown} as {name}",
         means=means,
-        hint=f"{add}{file}",
+        hint=f"{add}{quote(file)}",
     )
 
 

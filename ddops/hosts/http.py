@@ -29,24 +29,21 @@ CONNECT_SECONDS = 30.0
 MAX_CONNECTIONS = 256
 
 
-def client(remote: Remote, address: str, port: int, timeout: float) -> httpx.Client:
+def client(backend: HostBackend, address: str, port: int, timeout: float) -> httpx.Client:
     """A client for http://address:port as seen from the host; proxies of this machine do not apply."""
     host = f"[{address}]" if ":" in address else address
-    return httpx.Client(
-        base_url=f"http://{host}:{port}", transport=HostTransport(remote), timeout=timeout, trust_env=False
-    )
+    return httpx.Client(base_url=f"http://{host}:{port}", transport=HostTransport(backend), timeout=timeout, trust_env=False)
 
 
 class HostTransport(httpx.BaseTransport):
     """httpx on top of httpcore, with the host's connections underneath."""
 
-    def __init__(self, remote: Remote) -> None:
-        self._backend = HostBackend(remote)
+    def __init__(self, backend: HostBackend) -> None:
         self._pool = httpcore.ConnectionPool(
             max_connections=MAX_CONNECTIONS,
             max_keepalive_connections=64,
             keepalive_expiry=5.0,
-            network_backend=self._backend,
+            network_backend=backend,
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -70,7 +67,6 @@ class HostTransport(httpx.BaseTransport):
 
     def close(self) -> None:
         self._pool.close()
-        self._backend.close()
 
 
 class _Body(httpx.SyncByteStream):
@@ -102,7 +98,10 @@ def _as_httpx(request: httpx.Request) -> Iterator[None]:
 
 
 class HostBackend(httpcore.NetworkBackend):
-    """Connections made by the host. A lost SSH connection is ConnectionLost, never an HTTP error."""
+    """Connections made by the host; one for all clients of a Remote, so that they share the relay.
+
+    A lost SSH connection is ConnectionLost, never an HTTP error.
+    """
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

@@ -222,11 +222,7 @@ def _negotiation_failed(target: Target, transport: Any) -> Unreachable:
         return _unreachable(target, f"no common SSH algorithm with {place}: {exc}")
     if transport.remote_version:
         return _unreachable(target, f"the key exchange with {place} did not finish: {exc or 'no answer'}")
-    if (
-        isinstance(exc, (EOFError, paramiko.SSHException))
-        and "Indecipherable" not in str(exc)
-        and transport.sock._closed
-    ):
+    if isinstance(exc, (EOFError, paramiko.SSHException)) and "Indecipherable" not in str(exc) and transport.sock._closed:
         return Busy(
             f"{target.name} is not reachable: {place} closed the connection before an SSH banner ({exc})",
             means="nothing was changed on it",

@@ -32,6 +32,8 @@ from ddops.hosts.words import argv_of
 if TYPE_CHECKING:
     import httpx
 
+    from ddops.hosts.http import HostBackend
+
 OUTPUT_LIMIT_BYTES = 16 * 2**20
 LINE_LIMIT_BYTES = 65_536
 
@@ -75,6 +77,8 @@ class Remote:
         self._lock = threading.Lock()
         self._closed = False
         self._link: Link | None = None
+        self._http_lock = threading.Lock()
+        self._backend: HostBackend | None = None
         self._clients: weakref.WeakSet[Any] = weakref.WeakSet()
         for text in self.target.notes:
             self.note(text)
@@ -187,10 +191,12 @@ class Remote:
         No local port is opened. Connection refused on the host is httpx.ConnectError; a lost SSH
         connection is ConnectionLost, so that it is never taken for a crashed engine.
         """
-        from ddops.hosts.http import client
+        from ddops.hosts.http import HostBackend, client
 
-        made = client(self, address, port, timeout)
-        self._clients.add(made)
+        with self._http_lock:
+            self._backend = self._backend or HostBackend(self)
+            made = client(self._backend, address, port, timeout)
+            self._clients.add(made)
         return made
 
     # -- the connection -----------------------------------------------------------------------------
@@ -232,6 +238,8 @@ class Remote:
         for client in list(self._clients):
             with contextlib.suppress(Exception):
                 client.close()
+        if self._backend is not None:
+            self._backend.close()
         link = self._link
         if link is not None:
             link.drop("it was closed here")

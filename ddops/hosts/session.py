@@ -57,9 +57,7 @@ class Result:
         if self.ok:
             return self
         said = (self.error_text.strip() or self.text.strip() or "it printed nothing").splitlines()[-1]
-        raise RemoteFailed(
-            f"{doing} failed with status {self.status}: {said}", status=self.status, stderr=self.error_text
-        )
+        raise RemoteFailed(f"{doing} failed with status {self.status}: {said}", status=self.status, stderr=self.error_text)
 
 
 class Session:

@@ -75,9 +75,7 @@ def sudo_refusal(host: str, user: str, argv: Sequence[str], status: int, stderr:
         return None
     means = f"nothing was run as root on {host}"
     if status == 127 and _SUDO_MISSING.search(stderr):
-        return Refused(
-            f"sudo is not installed on {host}", means=means, hint="log in as root (ssh.user), or install sudo"
-        )
+        return Refused(f"sudo is not installed on {host}", means=means, hint="log in as root (ssh.user), or install sudo")
     if not any(pattern.search(stderr) for pattern in _SUDO_REFUSALS):
         return None
     said = next((line for line in stderr.splitlines() if line.strip()), "").strip()

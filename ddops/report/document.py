@@ -52,8 +52,7 @@ def _host(host: HostRun) -> dict[str, Any]:
         "facts": outcome.get("facts", {}),
         "steps": [{"step": step.name, "ok": step.ok, "seconds": step.seconds} for step in host.steps],
         "probes": [
-            {"step": step.name} | {key: value for key, value in probe.items() if key != "replay"}
-            for step, probe in host.probes
+            {"step": step.name} | {key: value for key, value in probe.items() if key != "replay"} for step, probe in host.probes
         ],
         "verdict": host.verdict,
         "plan": host.plan or None,

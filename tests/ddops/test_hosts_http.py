@@ -233,6 +233,16 @@ def test_the_fallback_is_said_once_and_only_where_it_is_used(server: Any, port: 
         assert list(remote.notes) == notes
 
 
+def test_clients_of_one_host_share_one_relay(make_sshd: Callable[..., Any], port: int) -> None:
+    server = make_sshd("AllowTcpForwarding no")
+    with connect(server.host()) as remote:
+        for _ in range(4):
+            with remote.http(port) as client:
+                client.get("/hello")
+        relays = [process for process in server.sessions() if "python" in process.name()]
+        assert len(relays) == 1
+
+
 def test_no_port_is_opened_on_this_machine(remote: Remote, port: int) -> None:
     before = _listening()
     remote.http(port).get("/hello")
@@ -283,9 +293,7 @@ def test_a_host_without_python_and_forwarding_says_so(make_sshd: Callable[..., A
         remote.http(port).get("/hello")
 
 
-def test_the_relay_is_not_confused_by_a_talkative_login_shell(
-    make_sshd: Callable[..., Any], port: int, tmp_path: Any
-) -> None:
+def test_the_relay_is_not_confused_by_a_talkative_login_shell(make_sshd: Callable[..., Any], port: int, tmp_path: Any) -> None:
     (tmp_path / ".bashrc").write_text("echo Welcome to the machine\n")
     with connect(make_sshd("AllowTcpForwarding no", f"SetEnv HOME={tmp_path}").host()) as remote:
         assert remote.http(port).get("/hello").text == "hello"

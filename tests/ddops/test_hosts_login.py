@@ -225,9 +225,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     running.wait(10)
 
 
-def test_the_agent_is_asked_only_when_no_key_is_named(
-    shared_sshd: Any, agent: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_agent_is_asked_only_when_no_key_is_named(shared_sshd: Any, agent: Callable[..., None], tmp_path: Path) -> None:
     agent(shared_sshd.identity)
     connect(shared_sshd.host(identity_file=None)).close()
     with pytest.raises(LoginRejected) as caught:
