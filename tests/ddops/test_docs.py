@@ -14,6 +14,7 @@ from ddops import reference, report
 from ddops.cli import main as cli
 from ddops.errors import Exit
 from ddops.outcome import Result
+from ddops.prove.battery import PROBES
 
 ROOT = Path(reference.__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -209,6 +210,11 @@ def test_every_event_is_documented() -> None:
     page = text_of("docs/reference/events.md")
     assert len(emitted()) > 8
     assert [name for name in sorted(emitted()) if f"| `{name}` |" not in page] == []
+
+
+def test_every_probe_is_in_the_readme() -> None:
+    told = text_of("README.md").partition("## What a proof is")[2].partition("## ")[0]
+    assert [probe for probe in PROBES if not re.search(rf"^\|.*\b{probe}\b.*\|", told, re.MULTILINE)] == []
 
 
 def test_every_key_of_the_json_output_is_documented() -> None:
