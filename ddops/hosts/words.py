@@ -24,7 +24,7 @@ _SUDO_REFUSALS = (
     re.compile(r"^Sorry, user \S+ is not allowed to execute", re.M),
     re.compile(r"^sudo: .*(no new privileges|must be owned by uid 0)", re.M),
 )
-_SUDO_MISSING = re.compile(r"sudo: (command )?not found|sudo: No such file", re.M)
+_SUDO_MISSING = re.compile(r"sudo['’]?: (command )?not found|sudo['’]?: No such file", re.M)  # env, busybox, sh
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
@@ -50,12 +51,13 @@ class Sshd:
     host_keys: list[Path]
     identity: Path
     known_hosts: Path
+    user: str = ME
     _frozen: list[psutil.Process] = field(default_factory=list)
 
     def host(self, name: str = "gpu-01", address: str = "127.0.0.1", **ssh: Any) -> Any:
         """A host as the inventory would describe it."""
         section: dict[str, Any] = {
-            "user": ME,
+            "user": self.user,
             "port": self.port,
             "identity_file": str(self.identity),
             "known_hosts": (str(self.known_hosts),),
@@ -106,7 +108,20 @@ class Sshd:
         self.process.wait(10)
 
 
-def start_sshd(folder: Path, *options: str, kinds: tuple[str, ...] = ("ed25519",)) -> Sshd:
+def _with_user(folder: Path, user: str) -> tuple[list[str], list[str]]:
+    """A command prefix and sshd options that give one sshd, and nothing else, a further plain user.
+
+    The user lives in a passwd file that only this sshd's own mount namespace sees.
+    """
+    passwd = folder / "passwd"
+    passwd.write_text(Path("/etc/passwd").read_text() + f"{user}:*NP*:4242:4242::/:/bin/sh\n")
+    mount = f'mount --bind {shlex.quote(str(passwd))} /etc/passwd && exec "$@"'
+    keys = folder / "authorized_keys"  # in a folder that only root may enter
+    options = ["AuthorizedKeysFile none", f"AuthorizedKeysCommand /bin/cat {keys}", "AuthorizedKeysCommandUser root"]
+    return ["unshare", "--mount", "sh", "-c", mount, "sh"], options
+
+
+def start_sshd(folder: Path, *options: str, kinds: tuple[str, ...] = ("ed25519",), user: str = ME) -> Sshd:
     assert SSHD is not None
     folder.mkdir(parents=True, exist_ok=True)
     if os.getuid() == 0:
@@ -114,6 +129,10 @@ def start_sshd(folder: Path, *options: str, kinds: tuple[str, ...] = ("ed25519",
     host_keys = [keygen(folder / f"host_{kind}", kind) for kind in kinds]
     identity = keygen(folder / "id")
     shutil.copy(f"{identity}.pub", folder / "authorized_keys")
+    prefix: list[str] = []
+    if user != ME:
+        prefix, more = _with_user(folder, user)
+        options = (*options, *more)
     port = free_port()
     config = folder / "sshd_config"
     lines = [
@@ -132,14 +151,14 @@ def start_sshd(folder: Path, *options: str, kinds: tuple[str, ...] = ("ed25519",
     ]
     config.write_text("\n".join(lines) + "\n")
     log = (folder / "sshd.log").open("wb")
-    process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stderr=log, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([*prefix, SSHD, "-D", "-e", "-f", str(config)], stderr=log, stdin=subprocess.DEVNULL)
     log.close()
     known_hosts = folder / "known_hosts"
     known_hosts.write_text("".join(f"[127.0.0.1]:{port} {public(key)}\n" for key in host_keys))
     until = time.monotonic() + 20
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return Sshd(folder, port, process, host_keys, identity, known_hosts)
+            return Sshd(folder, port, process, host_keys, identity, known_hosts, user)
         time.sleep(0.02)
     process.kill()
     raise AssertionError(f"sshd did not start: {(folder / 'sshd.log').read_text()}")
@@ -169,8 +188,8 @@ def make_sshd(needs_sshd: None, tmp_path: Path) -> Iterator[Callable[..., Sshd]]
     """An sshd of the test's own, with options of its own."""
     made: list[Sshd] = []
 
-    def make(*options: str, kinds: tuple[str, ...] = ("ed25519",)) -> Sshd:
-        made.append(start_sshd(tmp_path / f"sshd{len(made)}", *options, kinds=kinds))
+    def make(*options: str, **more: Any) -> Sshd:
+        made.append(start_sshd(tmp_path / f"sshd{len(made)}", *options, **more))
         return made[-1]
 
     yield make

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -420,6 +421,21 @@ def test_sudo_runs_the_command_and_its_own_failure_stays_its_own(with_sudo: Call
     remote = with_sudo("exit 98")
     assert remote.run(["/x/allowed", "a b"], deadline=30, sudo=True).text == "as root: a b\n"
     assert remote.run(["/x/failing"], deadline=30, sudo=True).status == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="as a plain user, every other test here logs in as one")
+def test_a_plain_user_logs_in_and_a_host_without_sudo_says_so(make_sshd: Callable[..., Any]) -> None:
+    with connect(make_sshd(user="ops").host()) as remote:
+        assert remote.run(["id", "-un"], deadline=30).text == "ops\n"
+        assert remote.run(["cat", "/etc/shadow"], deadline=30).status != 0
+        with pytest.raises(Refused, match="sudo"):  # the real one, or none
+            remote.run(["/usr/local/lib/ddops/ddops-host"], deadline=30, sudo=True)
+    with tempfile.TemporaryDirectory() as tools:
+        Path(tools).chmod(0o755)
+        (Path(tools) / "env").symlink_to("/usr/bin/env")
+        bare = make_sshd(f"SetEnv PATH={tools}", user="ops").host()
+        with connect(bare) as remote, pytest.raises(Refused, match="sudo is not installed"):
+            remote.run(["/usr/local/lib/ddops/ddops-host"], deadline=30, sudo=True)
 
 
 def test_root_needs_no_sudo(shared_sshd: Any) -> None:
