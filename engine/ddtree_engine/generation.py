@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddtree_engine.chat import ChatTemplate
-from ddtree_engine.config import EngineConfig, SpecMode
+from ddtree_engine.config import ConfigError, EngineConfig, SpecMode
 from ddtree_engine.faults import Faults
 from ddtree_engine.metrics import Meter, Metrics
 from ddtree_engine.reply import Piece, Reply
@@ -51,15 +51,16 @@ class SamplingDefaults:
 
     @classmethod
     def load(cls, folder: str | Path) -> SamplingDefaults:
+        """Raises ConfigError when the file is there and cannot be understood."""
         path = Path(folder) / "generation_config.json"
         try:
             config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        except ValueError:
-            return cls()
-        if not isinstance(config, dict) or config.get("do_sample") is not True:
-            return cls()
-        top_k = int(config.get("top_k") or 0)
-        return cls(float(config.get("temperature", 1.0)), float(config.get("top_p", 1.0)), top_k or -1)
+            if config.get("do_sample") is not True:
+                return cls()
+            top_k = int(config.get("top_k") or 0)
+            return cls(float(config.get("temperature", 1.0)), float(config.get("top_p", 1.0)), top_k or -1)
+        except (ValueError, TypeError, AttributeError) as exc:
+            raise ConfigError("generation_config.json", f"{path} is not understood: {exc}") from exc
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import uvicorn
 
 from ddtree_engine.api import make_app
 from ddtree_engine.chat import ChatTemplate, ChatTemplateError
-from ddtree_engine.config import EngineConfig, SpecMode
+from ddtree_engine.config import ConfigError, EngineConfig, SpecMode
 from ddtree_engine.faults import Faults, server_budget
 from ddtree_engine.generation import SamplingDefaults, Service
 from ddtree_engine.metrics import Meter, Metrics
@@ -73,13 +73,13 @@ def assemble(config: EngineConfig, life: _Life, load: Load | None = None) -> Ser
     try:
         tokenizer = Tokenizer.load(config.model_path)
         template = ChatTemplate.load(config.model_path)
+        defaults = SamplingDefaults.load(config.model_path)
         faults = Faults.parse(config.faults, tokenizer) if config.faults else None
-    except (TokenizerError, ChatTemplateError) as exc:
+    except (TokenizerError, ChatTemplateError, ConfigError) as exc:
         raise CannotStart(str(exc)) from exc
     meter = Meter(config.decode_log_interval)
     worker = Worker(load or _loader(config, faults), life, meter, faults)
     metrics = Metrics(config.served_model_name or config.model_path, meter)
-    defaults = SamplingDefaults.load(config.model_path)
     return Service(config, tokenizer, template, defaults, worker, meter, metrics, faults)
 
 
