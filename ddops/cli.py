@@ -137,7 +137,7 @@ def _typed() -> str:
 @host_option
 @click.option("--budget", type=COUNT, help="Nodes of the draft tree.")
 @click.option("--topk-cap", type=POSITIVE, help="Widest branching of the tree.")
-@click.option("--max-running-requests", "max_running", type=COUNT, help="auto: the largest power of two that fits.")
+@click.option("--max-running-requests", "--max-running", "max_running", type=COUNT, help="auto: the largest power of two that fits.")
 @click.option("--algorithm", type=click.Choice(["DDTREE", "DFLASH", "NONE"]), help="NONE: no speculation.")
 @click.option("--level", type=LEVEL, help="How thoroughly to prove (default: the inventory's).")
 @click.option("--dry-run", is_flag=True, help="Look, plan, show the difference; touch nothing.")

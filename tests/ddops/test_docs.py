@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -131,6 +132,39 @@ def test_a_command_line_that_is_none_is_noticed(line: str) -> None:
 def test_every_command_is_in_the_readme_or_a_guide() -> None:
     told = {shlex.split(line, comments=True)[1] for page, line in LINES if page != "docs/reference/cli.md"}
     assert set(cli.commands) - told == set()
+
+
+# ---------------------------------------------------------------- hints
+def said() -> Iterator[tuple[str, str]]:
+    """Every text in ddops' own code, with a word in place of each value."""
+    for path in sorted((ROOT / "ddops").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield named(path), node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield named(path), "".join(v.value if isinstance(v, ast.Constant) else "8" for v in node.values)
+
+
+def test_every_command_a_message_names_exists_with_its_options() -> None:
+    seen = 0
+    for place, text in said():
+        for name, options in re.findall(r"(?<![\w/-])ddops ([a-z]+)((?: --[a-z-]+(?: (?!or\b)\w+)?)*)", text):
+            command = cli.commands.get(name)
+            if command is None:
+                assert not options, f"{place}: ddops {name}{options}"
+                continue
+            seen += 1
+            known = {flag for param in command.params for flag in param.opts}
+            assert set(re.findall(r"--[a-z-]+", options)) <= known, f"{place}: ddops {name}{options}"
+    assert seen > 40
+
+
+def test_every_option_a_plan_names_is_one_of_reconfig() -> None:
+    known = {flag for param in cli.commands["reconfig"].params for flag in param.opts}
+    plans = [re.sub(r"ddops (?!reconfig)[a-z]+( --[a-z-]+ \w+)*", "", t) for p, t in said() if p.startswith("ddops/plan/")]
+    told = {flag for text in plans for flag in re.findall(r"(?<![\w-])--[a-z-]+", text)}
+    assert told & {"--budget", "--retry-known-bad"}
+    assert told - known - {"--host"} == set()
 
 
 # ---------------------------------------------------------------- links and words
