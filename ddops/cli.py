@@ -137,9 +137,11 @@ def _typed() -> str:
 @host_option
 @click.option("--budget", type=COUNT, help="Nodes of the draft tree.")
 @click.option("--topk-cap", type=POSITIVE, help="Widest branching of the tree.")
-@click.option("--max-running-requests", "--max-running", "max_running", type=COUNT, help="auto: the largest power of two that fits.")
+@click.option(
+    "--max-running-requests", "--max-running", "max_running", type=COUNT, help="auto: the largest power of two that fits."
+)
 @click.option("--algorithm", type=click.Choice(["DDTREE", "DFLASH", "NONE"]), help="NONE: no speculation.")
-@click.option("--level", type=LEVEL, help="How thoroughly to prove (default: the inventory's).")
+@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
 @click.option("--dry-run", is_flag=True, help="Look, plan, show the difference; touch nothing.")
 @click.option("--detailed-exitcode", is_flag=True, help="With --dry-run: exit 10 when there are changes.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")

@@ -17,6 +17,7 @@ import click
 from ddops import commands, plan, proof, units
 from ddops.agent import Agent
 from ddops.errors import DdopsError, Exit, Refused, UsageError
+from ddops.journal import redact
 from ddops.outcome import Outcome, Result
 from ddops.state import Observed
 
@@ -138,13 +139,15 @@ def history(run: Session, as_json: bool, limit: int) -> int:
 
 
 def logs(run: Session, lines: int) -> int:
+    from ddops import report
+
     def of(agent: Agent) -> dict[str, Any]:
         found = agent.logs(agent.look().unit.invocation_id, lines)
         return {"host": agent.config.name, "lines": found}
 
     rows, code = _each(run, of)
     for row in rows:
-        for line in row.get("lines", []):
+        for line in map(report.for_ci, map(report.clean, row.get("lines", []))):
             click.echo(f"{row['host']}  {line}" if len(rows) > 1 else line)
     return code
 
@@ -159,7 +162,7 @@ def _each(run: Session, ask: Callable[[Agent], dict[str, Any]]) -> tuple[list[di
                 rows.append(ask(agent))
         except DdopsError as problem:
             rows.append({"host": config.name, "error": problem.what, "exit": int(problem.exit)})
-            click.echo(str(problem), err=True)
+            click.echo(redact(str(problem)), err=True)
             code = max(code, problem.exit)
     return rows, int(code)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddops.errors import DdopsError, Exit, UsageError
+from ddops.journal import redact
 
 if TYPE_CHECKING:
     from ddops.prove.client import EngineClient
@@ -78,7 +79,7 @@ def hosts(run: Session, asked: Asked) -> int:
         except UsageError:
             raise
         except DdopsError as problem:
-            click.echo(str(problem), err=True)
+            click.echo(redact(str(problem)), err=True)
             code = max(code, problem.exit)
     return int(code)
 

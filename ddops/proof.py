@@ -50,11 +50,14 @@ def client(agent: Agent) -> Iterator[EngineClient]:
 
 def _api_key(agent: Agent) -> str | None:
     """The key the engine asks for, read from the host's own file; it is masked wherever events go."""
+    from ddops.journal import mask
+
     path = agent.config.engine.api_key_file
     if not path:
         return None
     result = agent.remote.run(["cat", "--", path], deadline=15.0, sudo=False)
     key = result.stdout.decode(errors="replace").strip()
+    mask(key)
     return key or None
 
 

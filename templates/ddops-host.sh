@@ -370,7 +370,18 @@ settle() { # OUTCOME: the last act of either side
     rm -rf "$LIVE/last"; mv "$LIVE/trial" "$LIVE/last"
     systemctl stop --no-block "$GUARD.timer" 2>/dev/null || true
 }
-drop_trial() { rm -f "$TRIAL" "$FENCE"; rmdir "$CONTROL/$UNIT.d" 2>/dev/null || true; systemctl daemon-reload; }
+drop_trial() { # the trial and its fence; what runs keeps running
+    rm -f "$TRIAL" "$FENCE"
+    systemctl daemon-reload
+    # systemd 257 forgets the filter but leaves it attached to a running unit (252 and 255 do not); setting the
+    # property makes it let go. A unit that has rules of its own keeps them.
+    if ! grep -qs '^[[:space:]]*IPAddress' "$ETC"; then
+        systemctl set-property --runtime "$UNIT" IPAddressDeny= 2>/dev/null || true
+        rm -f "$CONTROL/$UNIT.d/50-IPAddressDeny.conf"
+        systemctl daemon-reload
+    fi
+    rmdir "$CONTROL/$UNIT.d" 2>/dev/null || true
+}
 _confirm() {
     names "$1"; run=$2
     if [ ! -f "$LIVE/trial/promoted" ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -20,17 +21,29 @@ def host(operator: Operator) -> Host:
     return chosen
 
 
+def users_get_in(operator: Operator, host: Host, seconds: float = 2.0) -> bool:
+    """Does the engine's port answer from outside the host? A filter is lifted just after systemctl returns."""
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        with contextlib.suppress(OSError), operator.lab.connect(host, 30000, timeout=1.0):
+            return True
+        time.sleep(0.2)
+    return False
+
+
 # ---------------------------------------------------------------- it works, and it is taken back when it does not
 def test_a_good_change_is_proven_confirmed_and_opened_to_users(operator: Operator, host: Host) -> None:
     before = operator.status(host)["invocation"]
     started = operator.start("reconfig", "--budget", "12", "--host", host.name)
     started.wait_for("step.started", step="prove")
     fenced = host.ssh(f"systemctl show {UNIT} -p Restart --value").stdout.strip()
+    assert not users_get_in(operator, host), "an unproven engine is fenced"
     invocation = host.ssh(f"systemctl show {UNIT} -p InvocationID --value").stdout.strip()
     run = started.end()
     assert run.code == 0, run.err
     assert fenced == "no"
     operator.assert_proven(host, 12)
+    assert users_get_in(operator, host, seconds=15)
     after = operator.status(host)["invocation"]
     assert after == invocation != before, "promotion must not restart what was proven"
 
