@@ -138,11 +138,14 @@ def test_every_command_is_in_the_readme_or_a_guide() -> None:
 def said() -> Iterator[tuple[str, str]]:
     """Every text in ddops' own code, with a word in place of each value."""
     for path in sorted((ROOT / "ddops").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        joined = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+        parts = {id(part) for node in joined for part in node.values}
+        for node in joined:
+            yield named(path), "".join(str(v.value) if isinstance(v, ast.Constant) else "8" for v in node.values)
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
                 yield named(path), node.value
-            elif isinstance(node, ast.JoinedStr):
-                yield named(path), "".join(v.value if isinstance(v, ast.Constant) else "8" for v in node.values)
 
 
 def test_every_command_a_message_names_exists_with_its_options() -> None:
