@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from ddops import commands, ledger, observe
@@ -39,13 +39,22 @@ class Agent:
         config: the host's resolved inventory.
         run: the run's id; the host tells runs apart by it.
         journal: where reconnects are reported.
+        hosts: the whole fleet by name, for hosts that refer to another (a reference that scores).
     """
 
-    def __init__(self, remote: Remote, config: HostConfig, run: str, journal: Journal) -> None:
+    def __init__(
+        self,
+        remote: Remote,
+        config: HostConfig,
+        run: str,
+        journal: Journal,
+        hosts: Mapping[str, HostConfig] | None = None,
+    ) -> None:
         self.remote = remote
         self.config = config
         self.run = run
         self.unit = config.engine.unit
+        self.hosts = hosts or {}
         self._journal = journal
         self._reconnecting = threading.Lock()
 
@@ -82,11 +91,14 @@ class Agent:
                     raise
                 self._reconnect(left, lost)
 
+    def warn(self, text: str) -> None:
+        self._journal.emit("warning", host=self.config.name, text=text)
+
     def _reconnect(self, seconds: float, lost: DdopsError) -> None:
         with self._reconnecting:
             if self.remote.alive(timeout=5.0):
                 return  # another thread has done it
-            self._journal.emit("warning", host=self.config.name, text=f"{lost.what}; reconnecting")
+            self.warn(f"{lost.what}; reconnecting")
             self.remote.reconnect(deadline=seconds)
 
     def _error(self, command: Command, result: Result) -> DdopsError:
@@ -200,7 +212,7 @@ class Lease:
             agent.call(commands.lease_drop(agent.unit, agent.run))
         except DdopsError as problem:
             text = f"the lease was not given back ({problem.what}); it expires in {self._seconds} s"
-            agent._journal.emit("warning", host=agent.config.name, text=text)
+            agent.warn(text)
         self._thread.join(timeout=5.0)
 
 

@@ -59,6 +59,7 @@ class Ground:
         self.level = options.level or self.config.prove.level
         self.by = f"{getpass.getuser()}@{socket.gethostname()}"
         self.taken = threading.Event()
+        proof.only(self.config)  # a probe that does not exist is found before anything is touched
 
     # ------------------------------------------------------------ steps
     def step(self, name: str) -> Any:
@@ -66,7 +67,7 @@ class Ground:
         return self.journal.step(self.name, name)
 
     def warn(self, text: str) -> None:
-        self.journal.emit("warning", host=self.name, text=text)
+        self.agent.warn(text)
 
     @contextmanager
     def leased(self) -> Iterator[None]:

@@ -7,18 +7,19 @@ starts, stops or records anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddops.engines import Settings, profile_of
-from ddops.errors import ConnectionLost, RemoteTimeout
+from ddops.errors import ConnectionLost, DdopsError, RemoteTimeout, UsageError
 from ddops.plan import key as memory_key
 from ddops.state import Observed
 from ddops.units import Unit
 
 if TYPE_CHECKING:
     from ddops.agent import Agent
+    from ddops.inventory import HostConfig
     from ddops.inventory import Prove as ProveSection
     from ddops.journal import Journal
     from ddops.prove.client import EngineClient
@@ -46,6 +47,51 @@ def client(agent: Agent) -> Iterator[EngineClient]:
     engine = agent.config.engine
     with agent.remote.http(engine.port) as http:
         yield EngineClient(http, profile_of(engine), api_key=_api_key(agent), model=engine.served_model_name)
+
+
+@contextmanager
+def reference(agent: Agent) -> Iterator[EngineClient | None]:
+    """The engine that scores answers where the proven one cannot; None where none is named, or none answers."""
+    import httpx
+
+    from ddops.hosts import connect
+    from ddops.prove.client import EngineClient
+
+    named = agent.config.prove.reference
+    if named is None:
+        yield None
+    elif named.startswith(("http://", "https://")):
+        with httpx.Client(base_url=named) as http:
+            yield EngineClient(http, profile_of(agent.config.engine))
+    else:
+        other = agent.hosts[named]
+        with ExitStack() as stack:
+            try:
+                remote = stack.enter_context(connect(other, deadline_seconds=other.ssh.connect_timeout_seconds))
+                http = stack.enter_context(remote.http(other.engine.port))
+            except DdopsError as problem:
+                text = f"the reference {named} cannot be asked ({problem.what}); what only it can score is not scored"
+                agent.warn(text)
+                yield None
+                return
+            yield EngineClient(http, profile_of(other.engine))
+
+
+def only(config: HostConfig) -> frozenset[str] | None:
+    """The probes the inventory restricts a proof to; None: all of the level's.
+
+    Raises:
+        UsageError: one that does not exist.
+    """
+    from ddops.prove.battery import PROBES
+
+    for name in config.prove.probes:
+        if name not in PROBES:
+            hint = f"there are {', '.join(PROBES)}"
+            raise UsageError(
+                f"{config.name}: prove.probes: no probe is called {name!r}", means="nothing was done", hint=hint
+            )
+    return frozenset(config.prove.probes) or None
 
 
 def _api_key(agent: Agent) -> str | None:
@@ -117,7 +163,7 @@ def _once(
         journal.emit("probe", host=config.name, evidence=evidence.to_dict())
         check()
 
-    with client(agent) as engine:
+    with client(agent) as engine, reference(agent) as scorer:
         info = engine.server_info()
         same = applied.compare(unit, observed, info, profile, settings, invocation)
         verdict = battery.run(
@@ -126,6 +172,8 @@ def _once(
             policy=policy(config.prove, settings),
             baseline=baseline,
             applied=same,
+            reference=scorer,
+            only=only(config),
             on_event=on_event,
             digest=unit.digest,
             invocation=invocation,

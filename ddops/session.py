@@ -88,7 +88,7 @@ class Session:
         with remote:
             seconds = remote.timings.total
             self.journal.emit("step.finished", host=config.name, step="connect", ok=True, seconds=seconds)
-            yield Agent(remote, config, self.run, self.journal)
+            yield Agent(remote, config, self.run, self.journal, self.fleet.hosts)
 
     def over(self, act: Act) -> None:
         """Change the hosts one after the other: the canary of each architecture first, none once a limit is met."""

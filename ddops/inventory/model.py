@@ -150,6 +150,7 @@ class Sampling(Section):
 class Prove(Section):
     level: Literal["quick", "standard", "deep"] = "quick"
     confirm_degraded: bool = False
+    probes: Annotated[tuple[Plain, ...], AsTuple] = ()  # only these of the level's probes; none named: all
     gates: Gates = Gates()
     reference: Plain | None = None  # a host of this fleet, or http://... of an engine that can re-score
     sampling: Sampling = Sampling()

@@ -33,6 +33,7 @@ def users_get_in(operator: Operator, host: Host, seconds: float = 2.0) -> bool:
 
 # ---------------------------------------------------------------- it works, and it is taken back when it does not
 def test_a_good_change_is_proven_confirmed_and_opened_to_users(operator: Operator, host: Host) -> None:
+    operator.write(probes=())  # the whole battery
     before = operator.status(host)["invocation"]
     started = operator.start("reconfig", "--budget", "12", "--host", host.name)
     started.wait_for("step.started", step="prove")
@@ -57,7 +58,7 @@ def test_second_run_changes_nothing(operator: Operator, host: Host) -> None:
 
 
 def test_garbage_is_caught_and_the_host_goes_back_and_is_proven_again(operator: Operator, host: Host) -> None:
-    operator.write(faults=("garbage,above-budget=16",))
+    operator.write(faults=("garbage,above-budget=16",), probes=())
     run = operator.ddops("reconfig", "--budget", "32", "--host", host.name)
     assert run.code == 4, run.err
     operator.assert_proven(host, 8)
