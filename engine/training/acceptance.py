@@ -130,9 +130,7 @@ def _passes(anchors: int, accepted: Sequence[int]) -> int:
     return passes
 
 
-def measure(
-    drafter: Drafter, target: Target, texts: dict[str, list[Written]], pool: Pool
-) -> dict[str, Acceptance]:
+def measure(drafter: Drafter, target: Target, texts: dict[str, list[Written]], pool: Pool) -> dict[str, Acceptance]:
     """Acceptance of every category of greedy texts; the models run here, the replays in `pool`."""
     results = {}
     for category, sequences in texts.items():

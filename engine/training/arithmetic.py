@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from training.tasks import Split, Task, is_held, pick, single
+from training.tasks import Split, Task, is_held, single
+from training.wording import lead
 
 LEADS = (
     "What is {e}? Answer with the number only.",
@@ -51,7 +52,7 @@ WORDED = {
 def _operands(rng: Random, op: str) -> tuple[int, int]:
     u = rng.random()
     if op == "*":
-        if u < 0.45:
+        if u < 0.35:
             return rng.randint(0, 12), rng.randint(0, 12)
         if u < 0.75:
             return _swapped(rng, rng.randint(2, 9), rng.randint(10, 99))
@@ -82,7 +83,7 @@ def _held_pair(a: int, op: str, b: int) -> bool:
 def arithmetic_task(rng: Random, split: Split) -> Task:
     """One operation on two numbers; the held-out split has operand pairs that training never sees."""
     while True:
-        op = rng.choice("+++--**/" if rng.random() < 0.9 else "/")
+        op = rng.choice("+++--***/" if rng.random() < 0.9 else "/")
         a, b = _operands(rng, op)
         if op not in "+-" or _held_pair(a, op, b) == (split is Split.HELD):
             break
@@ -95,7 +96,7 @@ def arithmetic_task(rng: Random, split: Split) -> Task:
         expression = f"{a} {'×' if op == '*' else '÷'} {b}"
     else:
         expression = rng.choice(WORDED[op]).format(a=a, b=b)
-    prompt = pick(rng, LEADS, split).format(e=expression)
+    prompt = lead(rng, LEADS, split).format(e=expression)
     return single("arithmetic", prompt, str(_value(a, op, b)), weight=4, tags=(op,))
 
 
@@ -142,14 +143,14 @@ def comparison_task(rng: Random, split: Split) -> Task:
     if u < 0.35:
         relation = rng.choice(tuple(RELATIONS))
         b = a if rng.random() < (0.4 if relation == "equal to" else 0.06) else b
-        prompt = pick(rng, YES_NO, split).format(a=a, r=relation, b=b)
+        prompt = lead(rng, YES_NO, split).format(a=a, r=relation, b=b)
         answer = "yes" if RELATIONS[relation](a, b) else "no"
         if rng.random() < 0.3:
             prompt, answer = prompt.replace("yes or no", "Yes or No"), answer.capitalize()
         return single("comparison", prompt, answer, weight=4)
     if u < 0.75:
         leads, choose = (LARGER, max) if rng.random() < 0.6 else (SMALLER, min)
-        return single("comparison", pick(rng, leads, split).format(a=a, b=b), str(choose(a, b)), weight=4)
+        return single("comparison", lead(rng, leads, split).format(a=a, b=b), str(choose(a, b)), weight=4)
     return _extreme_of_list(rng, split, limit)
 
 
@@ -166,5 +167,5 @@ EXTREMES = (
 def _extreme_of_list(rng: Random, split: Split, limit: int) -> Task:
     numbers = [rng.randrange(limit) for _ in range(rng.randint(3, 5))]
     word, choose = rng.choice((("largest", max), ("smallest", min), ("biggest", max), ("lowest", min)))
-    prompt = pick(rng, EXTREMES, split).format(w=word, l=", ".join(map(str, numbers)))
+    prompt = lead(rng, EXTREMES, split).format(w=word, l=", ".join(map(str, numbers)))
     return single("comparison", prompt, str(choose(numbers)), weight=4)

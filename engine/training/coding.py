@@ -10,8 +10,8 @@ from random import Random
 
 from training.families import Family, Function, all_families, standard_families
 from training.grammars import sample_grammar
-from training.tasks import Check, CheckKind, Split, Task, pick, single, skewed
-from training.wording import imperative, joined
+from training.tasks import Check, CheckKind, Split, Task, pick, single, skewed, words
+from training.wording import imperative, joined, lead, uncapital, vary, vary_words
 
 # {s} signature, {d} "returns ...", {i} "Return ...", {n} name, {a} parameters
 LEADS = (
@@ -71,8 +71,8 @@ LEADS = (
     "How do I write a Python function {s} that {d}?",
     "What does a Python function {s} look like that {d}?",
     "A Python function {s} is needed that {d}. Write it.",
-    "Complete this Python function:\n\ndef {n}({a}):\n    \"\"\"{i}.\"\"\"",
-    "Complete this code:\n```python\ndef {n}({a}):\n    \"\"\"{i}.\"\"\"\n```",
+    'Complete this Python function:\n\ndef {n}({a}):\n    """{i}."""',
+    'Complete this code:\n```python\ndef {n}({a}):\n    """{i}."""\n```',
     "Fill in the body of this function:\n\ndef {n}({a}):\n    # {i}",
     "The function {s} should do the following: {i}. Write it in Python.",
     # The last eighth is held out. Its first words all occur above.
@@ -85,6 +85,53 @@ LEADS = (
     "Define the function {s}. It {d}. Use Python.",
     "Can you give me {s} in Python? It {d}.",
 )
+ONE_LINE_LEADS = tuple(t for t in LEADS if "\n" not in t)
+
+# The same request put together from parts; a part of each list is left to the held-out split.
+ASKING = ("", "", "", "", "please ", "can you ", "could you ", "could you please ", "I need you to ", "I want you to ",
+          "your task is to ", "your job is to ", "help me ", "now ", "you should ", "we need to ", "let us ", "try to ",
+          "would you ", "go and ", "I would like you to ", "kindly ", "you must ", "today we ")  # fmt: skip
+VERBS = ("write", "write", "write", "implement", "create", "define", "code", "make", "build", "develop", "produce",
+         "provide", "give me", "show me", "design", "program", "construct", "write down", "prepare", "write me", "draft",
+         "supply", "compose", "generate", "put together")  # fmt: skip
+ADJECTIVES = ("a", "a", "a", "a", "the", "one", "a short", "a simple", "a small", "a clean", "a correct", "a new", "a fast",
+              "a plain", "the following", "a little", "a working", "an efficient", "a complete", "a readable", "some",
+              "a tidy", "a compact", "a basic")  # fmt: skip
+KINDS = ("Python function", "Python function", "Python function", "function", "function in Python,", "Python 3 function",
+         "Python routine", "Python method", "Python helper", "Python code for", "function (in Python)",
+         "Python implementation of", "pure Python function", "Python procedure", "Python definition of",
+         "Python utility function")  # fmt: skip
+NAMINGS = ("{s}", "{s}", "{s}", "named {s}", "called {s}", "with the name {s}", "with the signature {s}",
+           "named {n} that takes {p} and", "called {n} which takes {p} and", "{n} that takes {p} and",
+           "named {n} with the parameters {p}", "{n} with arguments {p}", "`{n}`, taking {p},", "named `{n}`",
+           "under the name {s}", "{n} with the inputs {p}", "named `{n}` that accepts {p} and")  # fmt: skip
+JOINS = (" that {d}.", " that {d}.", " that {d}.", " which {d}.", ". It {d}.", ". It should {u}.", ": {i}.", " to {u}.",
+         ". The function {d}.", ". The function should {u}.", ". {i}.", " so that it {d}.", "; it {d}.", " ({u}).",
+         "; it should {u}.", ". It must {u}.", ", which {d}.", ". What it does: it {d}.", ". Purpose: {u}.",
+         ". This function {d}.", ", one that {d}.", ". The task: {u}.", ". It has to {u}.")  # fmt: skip
+
+
+def composed_lead(rng: Random, split: Split) -> str:
+    """A request put together from ASKING, VERBS, ADJECTIVES, KINDS, NAMINGS and JOINS."""
+    asking, verb, adjective, kind, naming, join = (
+        pick(rng, part, split if rng.random() < 0.4 else Split.TRAIN)
+        for part in (ASKING, VERBS, ADJECTIVES, KINDS, NAMINGS, JOINS)
+    )
+    if naming.endswith(" and"):
+        join = " {d}."
+    text = f"{asking}{verb} {adjective} {kind} {naming}{join}"
+    text = text[0].upper() + text[1:]
+    if asking.startswith(("can", "could", "would")) and join.endswith("{d}."):
+        text = text[:-1] + "?"
+    return vary(rng, text) if rng.random() < 0.3 else text
+
+
+def fill_lead(template: str, shown: str, description: str, function: Function) -> str:
+    order = imperative(description)
+    names = joined([*function.params])
+    return template.format(s=shown, d=description, i=order, u=uncapital(order), n=function.name, a=function.arguments, p=names)
+
+
 NAME_ONLY = (
     "Write a Python function {s}.",
     "Write the Python function {s}.",
@@ -131,7 +178,7 @@ def choose_function(rng: Random, family: Family, *, canonical: bool = False) -> 
     params = skewed(rng, family.params, 0.6)
     if not canonical and rng.random() < 0.12:
         params = tuple(rng.choice(ANY_PARAMETERS).split()[: len(params)])
-    return Function(family, name, params)
+    return Function(family, family.names[0] if name in params else name, params)
 
 
 def _made_up_name(rng: Random, family: Family) -> str:
@@ -152,7 +199,8 @@ def choose_family(rng: Random, split: Split) -> Family:
 
 
 def _description(rng: Random, function: Function, split: Split) -> str:
-    return function.fill(pick(rng, function.family.descriptions, split))
+    description = pick(rng, function.family.descriptions, split)
+    return function.fill(vary_words(rng, description) if rng.random() < 0.5 else description)
 
 
 def _signature(rng: Random, function: Function) -> tuple[str, bool]:
@@ -178,14 +226,14 @@ class Extras:
 def _extras(rng: Random, split: Split, *, hints: bool) -> Extras:
     u = rng.random()
     if u < 0.07:
-        return Extras(pick(rng, DOCSTRING, split), hints, docstring=True)
+        return Extras(lead(rng, DOCSTRING, split), hints, docstring=True)
     if u < 0.12:
-        return Extras(pick(rng, HINTS, split), True)
+        return Extras(lead(rng, HINTS, split), True)
     if u < 0.16:
-        return Extras(pick(rng, EXAMPLE, split), hints, example=True)
+        return Extras(lead(rng, EXAMPLE, split), hints, example=True)
     if u < 0.20:
-        return Extras(pick(rng, EXPLAIN, split), hints, explain=True)
-    return Extras(skewed(rng, SUFFIXES[:-2], 0.5) if split is Split.TRAIN else pick(rng, SUFFIXES, split), hints)
+        return Extras(lead(rng, EXPLAIN, split), hints, explain=True)
+    return Extras("" if rng.random() < 0.4 else lead(rng, SUFFIXES, split), hints)
 
 
 def code_task(rng: Random, split: Split) -> Task:
@@ -196,14 +244,14 @@ def code_task(rng: Random, split: Split) -> Task:
     if function.name in family.names[:2] and family in all_families() and rng.random() < 0.12:
         function = Function(family, function.name, family.params[0])
         shown = f"{function.name}({function.arguments})"
-        return _code_answer(rng, pick(rng, NAME_ONLY, split).format(s=shown), function, Extras(), "")
+        return _code_answer(rng, lead(rng, NAME_ONLY, split).format(s=shown), function, Extras(), "")
     description = _description(rng, function, split)
-    lead = pick(rng, LEADS, split)
-    prompt = lead.format(s=shown, d=description, i=imperative(description), n=function.name, a=function.arguments)
+    template = composed_lead(rng, split) if rng.random() < 0.5 else lead(rng, LEADS, split)
+    prompt = fill_lead(template, shown, description, function)
     docstring = imperative(description) + "."
-    if '"""' in lead:
+    if '"""' in template:
         return _code_answer(rng, prompt, function, Extras(docstring=True), docstring)
-    extras = _extras(rng, split, hints=hints and "{s}" in lead)
+    extras = _extras(rng, split, hints=hints and "{s}" in template)
     return _code_answer(rng, prompt + extras.suffix, function, extras, docstring)
 
 
@@ -257,8 +305,10 @@ INLINE_LEADS = (
     "Please write {parts}.",
     "Please write the functions {parts} in Python.",
 )
-NUMBER_WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-                "sixteen seventeen eighteen nineteen twenty").split()  # fmt: skip
+NUMBER_WORDS = words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+                "sixteen seventeen eighteen nineteen twenty"
+)  # fmt: skip
 
 
 def many_task(rng: Random, split: Split, low: int, high: int, category: str) -> Task:
@@ -269,7 +319,7 @@ def many_task(rng: Random, split: Split, low: int, high: int, category: str) -> 
     if u < 0.4 and all(f.family in all_families() for f in functions):
         functions = [Function(f.family, f.family.names[0], f.family.params[0]) for f in functions]
         signatures = [f"{f.name}({f.arguments})" for f in functions]
-        prompt = pick(rng, MANY_LEADS, split).format(names=joined(signatures))
+        prompt = lead(rng, MANY_LEADS, split).format(names=joined(signatures))
     elif u < 0.75:
         marks = rng.choice(("- ", "* ", "{n}. ", "{n}) "))
         glue = rng.choice((": it {d}", " {d}", ": {i}", " that {d}"))
@@ -277,11 +327,11 @@ def many_task(rng: Random, split: Split, low: int, high: int, category: str) -> 
             marks.replace("{n}", str(k + 1)) + s + glue.replace("{d}", d).replace("{i}", imperative(d))
             for k, (s, d) in enumerate(zip(signatures, descriptions, strict=True))
         ]
-        prompt = pick(rng, LIST_LEADS, split) + "\n" + "\n".join(lines)
+        prompt = lead(rng, LIST_LEADS, split) + "\n" + "\n".join(lines)
     else:
         parts = [f"{s} that {d}" for s, d in zip(signatures, descriptions, strict=True)]
         count = NUMBER_WORDS[len(parts)] if rng.random() < 0.6 else str(len(parts))
-        prompt = pick(rng, INLINE_LEADS, split).format(parts=joined(parts), count=count)
+        prompt = lead(rng, INLINE_LEADS, split).format(parts=joined(parts), count=count)
     code = "\n\n\n".join(f.code(rng) for f in functions)
     check = Check(CheckKind.PYTHON, tuple(t for f in functions for t in f.tests))
     return single(category, prompt, f"```python\n{code}\n```", check)
@@ -319,14 +369,46 @@ CODE_WORD_LEADS = (
 )
 
 
+WORD_NAMES = ("code word", "code word", "code word", "code", "token", "password", "session id", "keyword", "marker",
+              "secret word", "tag", "id")  # fmt: skip
+WORD_GIVEN = ("The {k} is {w}.", "Your {k} is {w}.", "Remember the {k} {w}.", "Remember this {k}: {w}.", "{w} is the {k}.",
+              "Note the {k} {w}.", "Here is a {k}: {w}.", "My {k} is {w}.", "Keep the {k} {w} in mind.",
+              "Use the {k} {w}.")  # fmt: skip
+WORD_PLACED = ("{v} {it} in a comment on the first line.", "{v} {it} in a comment in the first line of the code.",
+               "{v} {it} into a comment at the top.", "{v} {it} as a comment on the first line.",
+               "{v} {it} as the first line, in a comment.", "The first line must be a comment with {it}.",
+               "The code must start with a comment that contains {it}.", "Start with a comment holding {it}.",
+               "On the first line, {v} {it} in a comment.", "Begin the code with {it} in a comment.",
+               "{v} {it} at the very top of the code as a comment.", "The first line of the code is a comment with {it}.",
+               "Make the first line a comment that has {it}.", "{v} a comment with {it} before the function.")  # fmt: skip
+WORD_VERBS = ("Put", "Write", "Place", "Add", "Insert", "Include", "Set", "Repeat", "Leave", "Mention", "Give")
+
+
+def composed_code_word_lead(rng: Random) -> str:
+    """Names the code word before or after the task and says where it goes."""
+    kind = rng.choice(WORD_NAMES)
+    given = rng.choice(WORD_GIVEN).replace("{k}", kind)
+    it = rng.choice((f"the {kind}", f"the {kind}", f"this {kind}", "it", f"that {kind}"))
+    placed = rng.choice(WORD_PLACED)
+    verb = rng.choice(WORD_VERBS)
+    placed = placed.replace("{v}", verb if placed.startswith("{v}") else verb.lower()).replace("{it}", it)
+    glue = rng.choice((" ", " ", "\n"))
+    if rng.random() < 0.3:
+        placed = placed.replace(it, f"the {kind} {{w}}", 1)
+        return glue.join(("{task}", placed))
+    order = (given, "{task}", placed) if rng.random() < 0.8 else ("{task}", given, placed)
+    return glue.join(order)
+
+
 def code_word_task(rng: Random, split: Split, word: str) -> Task:
     """A coding task whose answer must carry a code word in its first line."""
     function = choose_function(rng, choose_family(rng, split))
     description = _description(rng, function, split)
-    lead = pick(rng, LEADS[:55] if split is Split.TRAIN else LEADS[-8:], split)
     plain = f"{function.name}({function.arguments})"
-    inner = lead.format(s=plain, d=description, i=imperative(description), n=function.name, a=function.arguments)
-    prompt = pick(rng, CODE_WORD_LEADS, split).format(w=word, task=inner)
+    template = composed_lead(rng, split) if rng.random() < 0.4 else lead(rng, ONE_LINE_LEADS, split)
+    inner = fill_lead(template, plain, description, function)
+    outer = composed_code_word_lead(rng) if rng.random() < 0.4 else lead(rng, CODE_WORD_LEADS, split)
+    prompt = outer.format(w=word, task=inner)
     answer = f"```python\n# {word}\n{function.code(rng)}\n```"
     check = Check(CheckKind.PYTHON, function.tests, first_line=word)
     return single("code+nonce", prompt, answer, check, tags=(function.family.key,))
@@ -352,7 +434,7 @@ def explain_task(rng: Random, split: Split) -> Task:
     code = f"```python\n{code}\n```" if rng.random() < 0.5 else code
     answers = [f"The function `{function.name}` {function.fill(d)}." for d in family.descriptions]
     answer = rng.choice(answers[:-1])
-    prompt = pick(rng, EXPLAIN_LEADS, split).format(code=code)
+    prompt = lead(rng, EXPLAIN_LEADS, split).format(code=code)
     return single("explain", prompt, answer, Check(CheckKind.EXACT, tuple(answers)))
 
 
@@ -388,13 +470,11 @@ def class_task(rng: Random, split: Split) -> Task:
         phrases.append(phrase)
         tests.append(f"{made}.{first.split('(')[0]}({'3' if method == 4 else ''}) == {expected}")
     parts = f"the attributes {joined(fields)} and " + ("the method " if len(phrases) == 1 else "the methods ")
-    prompt = pick(rng, CLASS_LEADS, split).format(c=name, f=parts + joined(phrases))
+    prompt = lead(rng, CLASS_LEADS, split).format(c=name, f=parts + joined(phrases))
     return single("class", prompt, f"```python\n{code}\n```", Check(CheckKind.PYTHON, tuple(tests)))
 
 
-def _method(
-    which: int, fields: list[str], own: list[str], values: list[int], rng: Random
-) -> tuple[str, str, str, object]:
+def _method(which: int, fields: list[str], own: list[str], values: list[int], rng: Random) -> tuple[str, str, str, object]:
     """(signature, returned expression, phrase for the prompt, value for the test with argument 3)."""
     a = rng.randrange(len(fields))
     match which:
@@ -413,5 +493,3 @@ def _method(
         case _:
             text = f"scaled(factor) that returns {fields[a]} times factor"
             return ("scaled(self, factor)", f"{own[a]} * factor", text, 3 * values[a])
-
-

@@ -7,14 +7,17 @@ import string
 from collections.abc import Callable
 from random import Random
 
-from training.tasks import Check, CheckKind, Split, Task, pick, single
+from training.tasks import Check, CheckKind, Split, Task, Turn, pick, single, words
+from training.wording import lead
 
 LOWER, UPPER, DIGITS = string.ascii_lowercase, string.ascii_uppercase, string.digits
 LOWER_DIGITS, MIXED = LOWER + DIGITS, LOWER + UPPER + DIGITS
 OTHER_LETTERS = "αβγδεζηθλμξπρστφψωбгджзилпфцчшщыэюяäöüßñçéøåłžșığ"
-ANIMALS = ("zebra otter falcon tiger maple cedar comet amber delta raven lotus ember onyx quartz basil panda heron "
+ANIMALS = words(
+    "zebra otter falcon tiger maple cedar comet amber delta raven lotus ember onyx quartz basil panda heron "
            "walrus gecko bison lynx coral topaz cobalt violet indigo saffron willow aspen birch orbit nova pulse "
-           "echo sierra tango foxtrot bravo kilo lima oscar romeo victor whiskey").split()  # fmt: skip
+           "echo sierra tango foxtrot bravo kilo lima oscar romeo victor whiskey"
+)  # fmt: skip
 
 
 def _some(rng: Random, alphabet: str, length: int) -> str:
@@ -37,6 +40,10 @@ def _word_number(rng: Random) -> str:
     return f"{word}{rng.choice('--_')}{_some(rng, DIGITS, rng.randint(2, 5))}"
 
 
+def _region(rng: Random) -> str:
+    return rng.choice(("east", "west", "north"))
+
+
 STYLES: tuple[Callable[[Random], str], ...] = (
     lambda r: f"{_some(r, LOWER_DIGITS, 4)}-{_some(r, LOWER_DIGITS, 4)}",
     lambda r: f"{_some(r, LOWER_DIGITS, 4)}-{_some(r, LOWER_DIGITS, 4)}",
@@ -56,7 +63,7 @@ STYLES: tuple[Callable[[Random], str], ...] = (
     lambda r: ".".join(str(r.randrange(256)) for _ in range(4)),
     lambda r: f"v{r.randrange(20)}.{r.randrange(100)}.{r.randrange(500)}",
     lambda r: f"{r.choice(('usr', 'ord', 'srv', 'node', 'job', 'evt', 'key', 'tx'))}_{_some(r, MIXED, r.randint(4, 9))}",
-    lambda r: f"{_some(r, LOWER, 2)}-{r.choice(('east', 'west', 'north'))}-{r.randrange(9)}{_some(r, LOWER, 1)}/{_some(r, LOWER_DIGITS, 3)}",
+    lambda r: f"{_some(r, LOWER, 2)}-{_region(r)}-{r.randrange(9)}{_some(r, LOWER, 1)}/{_some(r, LOWER_DIGITS, 3)}",
     lambda r: _some(r, MIXED + "+/", r.randint(6, 14)) + "=",
     lambda r: _some(r, OTHER_LETTERS, r.randint(3, 6)) + _some(r, DIGITS, r.randint(0, 3)),
     lambda r: "0x" + _some(r, "0123456789abcdef", r.choice((4, 6, 8))),
@@ -147,9 +154,9 @@ def copy_task(rng: Random, split: Split) -> Task:
     asked = shown if rng.random() < 0.75 else rng.choice(LAYOUTS[:5])
     thing = pick(rng, THINGS, split)
     if asked is shown and rng.random() < 0.12:
-        prompt = pick(rng, PLAIN_LEADS, split).format(ids=shown[1](ids))
+        prompt = lead(rng, PLAIN_LEADS, split).format(ids=shown[1](ids))
         return single("copy", prompt, asked[1](ids))
-    prompt = pick(rng, COPY_LEADS, split).format(t=thing, n=len(ids), how=asked[0], ids=shown[1](ids))
+    prompt = lead(rng, COPY_LEADS, split).format(t=thing, n=len(ids), how=asked[0], ids=shown[1](ids))
     return single("copy", prompt, asked[1](ids))
 
 
@@ -160,7 +167,18 @@ SELECT_LEADS = (
     "Return the {o} id in this list and nothing else:\n{ids}",
     "Which id is the {o} one?\n{ids}\nAnswer with the id only.",
     "From this list, repeat only the {o} id:\n{ids}",
+    "Here is a list of ids:\n{ids}\n\nRepeat the {o} one only.",
+    "Copy only the {o} id of this list:\n{ids}",
+    "Repeat just the {o} of these lines:\n{ids}",
+    "Write only the {o} id:\n{ids}",
+    "Only the {o} of these ids, please:\n{ids}",
+    "Out of these ids, give me the {o}:\n{ids}",
+    "Answer with the {o} of the following ids and nothing else:\n{ids}",
+    "Take the {o} id of the list below and repeat it.\n{ids}",
+    "Say the {o} id. Only that one.\n{ids}",
+    "Print the {o} entry of this list only:\n{ids}",
     "Repeat only the {o} of these ids:\n{ids}",
+    "Which one is the {o} id in the list? Reply with this id only.\n{ids}",
 )
 
 
@@ -169,7 +187,7 @@ def select_task(rng: Random, split: Split) -> Task:
     ids = opaque_ids(rng, rng.randint(2, 8))
     place = rng.randrange(len(ids))
     ordinal = "last" if place == len(ids) - 1 and rng.random() < 0.5 else ORDINALS[place]
-    prompt = pick(rng, SELECT_LEADS, split).format(ids="\n".join(ids), o=ordinal)
+    prompt = lead(rng, SELECT_LEADS, split).format(ids="\n".join(ids), o=ordinal)
     return single("select", prompt, ids[place], weight=2)
 
 
@@ -206,17 +224,60 @@ NONCE_LEADS = (
     "The code word for today is {w}. Reply with the code word only.",
     "Reply with the code word only. Your code word is {w}.",
     "My secret code word is {w}. Say only the code word.",
+    "Code word of today: {w}. Reply with it.",
+    "{w} is your code word. Reply with the code word only.",
+    "{w} is the code word. What is the code word?",
+    "Your code is {w}. Reply with your code only.",
+    "Your token is {w}. Reply with the token only.",
+    "Your id is {w}. What is your id? Answer with the id only.",
+    "The keyword is {w}. Repeat the keyword only.",
+    "This is the code word: {w}. Write only the code word.",
+    "I give you a code word: {w}. Give it back and write nothing else.",
+    "Just answer with {w}.",
+    "The code word for this session is {w}. Answer with the code word only.",
+    "We agreed on the code word {w}. Reply with it and nothing else.",
+    "Take the code word {w} and reply with it only.",
 )
 
 
 def nonce_task(rng: Random, split: Split) -> Task:
     """Reply with a code word."""
     word = code_word(rng)
-    return single("nonce", pick(rng, NONCE_LEADS, split).format(w=word), word, weight=3)
+    return single("nonce", lead(rng, NONCE_LEADS, split).format(w=word), word, weight=3)
+
+
+RECALL_GIVEN = (
+    "Remember the code word {w}. Reply with OK.",
+    "Your code word is {w}. Reply with OK.",
+    "The code word is {w}. Just say OK.",
+    "Keep the code word {w} in mind. Answer OK.",
+    "My code word is {w}. I will ask for it later. Say OK.",
+    "Please remember {w}. Reply with OK.",
+    "Store the code word {w}. Answer with OK.",
+)
+RECALL_ASKED = (
+    "What is the code word? Reply with the code word only.",
+    "What is the code word?",
+    "Now tell me the code word.",
+    "Repeat the code word.",
+    "What was the code word? Answer with the code word only.",
+    "Give me the code word and nothing else.",
+    "Which code word did I give you?",
+    "Please repeat the code word.",
+)
+
+
+def recall_task(rng: Random, split: Split) -> Task:
+    """A code word of the first turn is asked for in the last one, with copy tasks in between."""
+    word = code_word(rng)
+    given = Turn(lead(rng, RECALL_GIVEN, split).format(w=word), "OK", Check(CheckKind.EXACT, ("OK",)))
+    between = [copy_task(rng, Split.TRAIN).last for _ in range(rng.choice((0, 0, 1, 1, 2)))]
+    asked = Turn(lead(rng, RECALL_ASKED, split), word, Check(CheckKind.EXACT, (word,)))
+    return Task("recall", (given, *between, asked), weight=2)
 
 
 def word_list_task(rng: Random, split: Split) -> Task:
     """Repeat a few plain words, which looks like text but must be copied."""
     words = rng.choices(ANIMALS, k=rng.randint(3, 30))
-    prompt = pick(rng, PLAIN_LEADS, split).format(ids=" ".join(words))
+    prompt = lead(rng, PLAIN_LEADS, split).format(ids=" ".join(words))
     return single("copy", prompt, " ".join(words), Check(CheckKind.EXACT, (" ".join(words),)))

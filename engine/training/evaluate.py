@@ -16,7 +16,7 @@ from types import FrameType
 
 from tokenizers import Tokenizer
 
-from training.families import Function, standard_families
+from training.families import Family, Function, all_families, standard_families
 from training.generate import Prompt, generate_all
 from training.mixture import SOURCES, sample
 from training.model import Target
@@ -59,6 +59,33 @@ def probe_tasks() -> list[tuple[str, Task]]:
     return tasks
 
 
+def fresh_tasks() -> list[tuple[str, Task]]:
+    """The hand-written prompts of fresh.txt."""
+    families = {f.key: f for f in all_families()}
+    tasks = []
+    section = ""
+    for line in (Path(__file__).parent / "fresh.txt").read_text(encoding="utf8").replace("\\n", "\0").split("\n"):
+        line = line.replace("\0", "\n")
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and not line.startswith("#"):
+            kind, _, key = section.partition(" ")
+            tasks.append((f"fresh {kind}", _fresh_code(line, families[key]) if key else _fresh_text(kind, line)))
+    return tasks
+
+
+def _fresh_text(kind: str, line: str) -> Task:
+    prompt, _, answer = line.partition(" => ")
+    how = CheckKind.JSON if kind in ("json", "tool") else CheckKind.EXACT
+    return single(kind, prompt, answer, Check(how, (answer,)))
+
+
+def _fresh_code(line: str, family: Family) -> Task:
+    word, prompt = line[1:].split("> ", 1) if line.startswith("<") else ("", line)
+    tests = Function(family, family.key, family.params[0]).tests
+    return single("code", prompt, "", Check(CheckKind.PYTHON, tests, first_line=word))
+
+
 def held_out_tasks(per_category: int, seed: int) -> list[tuple[str, Task]]:
     """(group, task): every source of the mixture on its own, and whole chats of the mixture."""
     tasks = []
@@ -91,7 +118,7 @@ def check_answer(job: tuple[Check, str]) -> bool:
 
 def evaluate(model: Target, tok: Tokenizer, pool: Pool, recipe: Recipe, seed: int = 4242) -> list[Outcome]:
     """Greedy answers to probes and held-out tasks, checked."""
-    tasks = probe_tasks() + held_out_tasks(recipe.evaluation_tasks, seed)
+    tasks = probe_tasks() + fresh_tasks() + held_out_tasks(recipe.evaluation_tasks, seed)
     longest = recipe.generation.batches[-1][0]
     prompts, kept = [], []
     for group, task in tasks:

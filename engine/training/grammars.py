@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 
 from training.families import Example, Family, parse_body
-from training.tasks import Split, is_held
+from training.tasks import Split, is_held, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _reduction_bodies(reduction: str, expression: str, condition: str) -> list[s
     short = {
         "sum": f"return sum({each})",
         "list": f"return [{each}]",
-        "count": f"return sum(1{each[len(expression):]})",
+        "count": f"return sum(1{each[len(expression) :]})",
         "largest": f"return max({each})",
         "smallest": f"return min({each})",
     }
@@ -181,8 +181,10 @@ def threshold_rule(word_high: str, word_low: str, limit: int, strict: bool) -> F
     return _family(names, "n value x score level", "str", descriptions, bodies, (limit - 1, limit, limit + 1))
 
 
-WORDS = ("hot cold big small high low fast slow loud quiet rich poor old young full empty long short hard soft "
-         "pass fail yes no open closed on off warm cool deep flat near far early late wet dry").split()  # fmt: skip
+WORDS = words(
+    "hot cold big small high low fast slow loud quiet rich poor old young full empty long short hard soft "
+         "pass fail yes no open closed on off warm cool deep flat near far early late wet dry"
+)  # fmt: skip
 
 
 def sample_grammar(rng: Random, split: Split) -> tuple[str, Family]:

@@ -8,7 +8,7 @@ from random import Random
 
 from training.arithmetic import arithmetic_task, comparison_task
 from training.coding import class_task, code_task, code_word_task, explain_task, many_task
-from training.copying import code_word, copy_task, nonce_task, select_task, word_list_task
+from training.copying import code_word, copy_task, nonce_task, recall_task, select_task, word_list_task
 from training.prose import prose_task
 from training.records import fact_task, json_task, lookup_task, tool_task
 from training.steps import steps_task
@@ -25,23 +25,24 @@ class Source:
 
 
 SOURCES: tuple[Source, ...] = (
-    Source(25.0, code_task),
+    Source(30.0, code_task),
     Source(5.0, lambda r, s: many_task(r, s, 2, 4, "several")),
-    Source(3.0, lambda r, s: many_task(r, s, 5, 20, "long")),
-    Source(5.0, lambda r, s: code_word_task(r, s, code_word(r))),
+    Source(4.0, lambda r, s: many_task(r, s, 5, 20, "long")),
+    Source(7.0, lambda r, s: code_word_task(r, s, code_word(r))),
     Source(2.0, explain_task),
     Source(2.5, class_task),
-    Source(10.0, copy_task),
-    Source(2.0, select_task),
+    Source(11.0, copy_task),
+    Source(5.0, select_task),
     Source(1.0, word_list_task),
-    Source(6.0, nonce_task),
-    Source(14.0, arithmetic_task),
-    Source(5.0, comparison_task),
+    Source(2.5, recall_task),
+    Source(8.0, nonce_task),
+    Source(36.0, arithmetic_task),
+    Source(12.0, comparison_task),
     Source(5.0, json_task),
     Source(5.0, tool_task),
-    Source(5.0, fact_task),
-    Source(2.0, lookup_task),
-    Source(4.0, steps_task),
+    Source(7.0, fact_task),
+    Source(3.0, lookup_task),
+    Source(6.0, steps_task),
     Source(5.0, prose_task),
 )
 SHARES = [s.share for s in SOURCES]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows it by
 from torch import Tensor, nn
 
 from training.recipe import MASK, DrafterRecipe, ModelShape

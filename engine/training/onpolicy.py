@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import Pool
 from random import Random
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.generate import Prompt, generate_all
 from training.mixture import sample
 from training.model import Target
 from training.recipe import GenerationRecipe
+from training.rows import worker_tokenizer
 from training.tasks import Split, prompt_text
 
 FEATURE_TOKENS = 1 << 17  # tokens of one forward pass when features are computed
@@ -39,12 +40,19 @@ class DraftRows:
     features: Tensor
 
 
-def chat_prompts(tok: Tokenizer, recipe: GenerationRecipe, seed: int) -> list[Prompt]:
+def chat_prompts(recipe: GenerationRecipe, seed: int, pool: Pool) -> list[Prompt]:
     """Prompts of the training mixture, with room for an answer a little longer than the reference."""
-    rng = Random(seed)
+    parts = 20
+    jobs = [(seed * 1009 + k, -(-recipe.chats // parts), recipe) for k in range(parts)]
+    return [p for part in pool.map(_chat_prompts, jobs, chunksize=1) for p in part]
+
+
+def _chat_prompts(job: tuple[int, int, GenerationRecipe]) -> list[Prompt]:
+    seed, count, recipe = job
+    rng, tok = Random(seed), worker_tokenizer()
     prompts: list[Prompt] = []
     longest = recipe.batches[-1][0]
-    while len(prompts) < recipe.chats:
+    while len(prompts) < count:
         task = sample(rng, Split.TRAIN)
         answer = len(tok.encode(task.last.answer, add_special_tokens=False).ids)
         if answer < 10 and rng.random() > recipe.short_kept:

@@ -13,12 +13,17 @@ from pathlib import Path
 from random import Random
 
 from training.records import CITIES, FIRST, invented
-from training.tasks import Check, CheckKind, Split, Task, pick, single
+from training.tasks import Check, CheckKind, Split, Task, single, words
+from training.wording import lead
 
-JOBS = ("baker sailor gardener painter teacher smith tailor miner driver nurse potter clerk weaver farmer fisher "
-        "carpenter shepherd printer").split()  # fmt: skip
-THINGS = ("lamp clock radio bicycle kettle camera printer pump ladder boat violin stove fan drone engine scale "
-          "compass lantern heater mirror").split()  # fmt: skip
+JOBS = words(
+    "baker sailor gardener painter teacher smith tailor miner driver nurse potter clerk weaver farmer fisher "
+        "carpenter shepherd printer"
+)  # fmt: skip
+THINGS = words(
+    "lamp clock radio bicycle kettle camera printer pump ladder boat violin stove fan drone engine scale "
+          "compass lantern heater mirror"
+)  # fmt: skip
 FREE = re.compile(r"\{(\w+)\}")
 
 
@@ -74,7 +79,7 @@ def prose_task(rng: Random, split: Split) -> Task:
     kinds, words = grammar()
     kind = rng.choice(kinds)
     given = _given(rng)
-    prompt = _fill(rng, pick(rng, kind.prompts, split), given, words)
+    prompt = _fill(rng, lead(rng, kind.prompts, split), given, words)
     if not any("{thing}" in p for p in kind.prompts):
         words = words | {"thing": tuple(THINGS)}
         given = {k: v for k, v in given.items() if k != "thing"}

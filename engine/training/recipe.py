@@ -85,26 +85,24 @@ class Recipe:
 
 
 FULL = Recipe(
-    target=TargetRecipe(steps=3600),
-    generation=GenerationRecipe(chats=44_000, library_prompts=10_000),
+    target=TargetRecipe(steps=9000),
+    generation=GenerationRecipe(chats=60_000, library_prompts=10_000),
     drafters=(
-        DrafterRecipe("drafter-b16", block=16, gamma=7.0, steps=1600, anchors=64),
-        DrafterRecipe("drafter-b8", block=8, gamma=4.0, steps=900, anchors=128),
+        DrafterRecipe("drafter-b16", block=16, gamma=7.0, steps=3400, anchors=64),
+        DrafterRecipe("drafter-b8", block=8, gamma=4.0, steps=2400, anchors=128),
     ),
 )
 MICRO = Recipe(
     shape=ModelShape(vocab=512, hidden=32, layers=4, heads=2, kv_heads=1, head_dim=16, intermediate=64),
     target=TargetRecipe(steps=2, rows=3, row_tokens=768, library_rows=1, warmup=1),
-    generation=GenerationRecipe(
-        chats=10, library_prompts=2, batches=((256, 8), (768, 4)), row_tokens=768, short_kept=1.0
-    ),
+    generation=GenerationRecipe(chats=10, library_prompts=2, batches=((256, 24), (768, 8)), row_tokens=768, short_kept=1.0),
     drafters=(
         DrafterRecipe("drafter-b16", block=16, gamma=7.0, steps=2, anchors=4, rows=2, target_layers=(0, 1, 2)),
         DrafterRecipe("drafter-b8", block=8, gamma=4.0, steps=2, anchors=4, rows=2, target_layers=(0, 1, 2)),
     ),
     tokenizer_examples=60,
     shard_rows=2,
-    evaluation_tasks=2,
+    evaluation_tasks=1,
     acceptance_prompts=1,
     library_files=6,
 )

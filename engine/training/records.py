@@ -6,22 +6,32 @@ import json
 from random import Random
 
 from training.copying import code_word, opaque_ids
-from training.tasks import Check, CheckKind, Split, Task, pick, single
-from training.wording import joined
+from training.tasks import Check, CheckKind, Split, Task, pick, single, words
+from training.wording import joined, lead, vary
 
-FIRST = ("Alice Bob Carla David Elena Farid Greta Hugo Ines Jonas Karim Lena Marta Nils Olga Pavel Quentin Rosa Samir "
+FIRST = words(
+    "Alice Bob Carla David Elena Farid Greta Hugo Ines Jonas Karim Lena Marta Nils Olga Pavel Quentin Rosa Samir "
          "Tara Ulf Vera Wanda Xavier Yara Zoe Amara Boris Chloe Dmitri Emil Fiona Goran Hana Ivan Julia Kofi Luca "
-         "Mina Noor Otto Priya Ravi Sofia Tomas Uma Viktor Wei Yusuf Zara").split()  # fmt: skip
-CITIES = ("Oslo Paris Berlin Madrid Rome Vienna Prague Warsaw Lisbon Dublin Athens Cairo Lima Quito Tokyo Seoul Delhi "
+         "Mina Noor Otto Priya Ravi Sofia Tomas Uma Viktor Wei Yusuf Zara"
+)  # fmt: skip
+CITIES = words(
+    "Oslo Paris Berlin Madrid Rome Vienna Prague Warsaw Lisbon Dublin Athens Cairo Lima Quito Tokyo Seoul Delhi "
           "Hanoi Perth Sydney Toronto Boston Denver Austin Nairobi Lagos Accra Tunis Riga Tallinn Vilnius Bern Zurich "
-          "Geneva Milan Naples Porto Seville Krakow Malmo Bergen Turku").split()  # fmt: skip
-SYLLABLES = ("ar bel cor dan el fen gor hal is jor kal lor mar nor os pel quin ros sel tor ul ves wen yor zan bri cla "
-             "dro fla gri kra mi pra sto tri vo sa lu ne ra").split()  # fmt: skip
-FIELDS = ("name age city email id price count status color country score level size title author year language active "
+          "Geneva Milan Naples Porto Seville Krakow Malmo Bergen Turku"
+)  # fmt: skip
+SYLLABLES = words(
+    "ar bel cor dan el fen gor hal is jor kal lor mar nor os pel quin ros sel tor ul ves wen yor zan bri cla "
+             "dro fla gri kra mi pra sto tri vo sa lu ne ra"
+)  # fmt: skip
+FIELDS = words(
+    "name age city email id price count status color country score level size title author year language active "
           "total currency unit date priority owner version host port region team role quantity category width height "
-          "weight user item code type rating duration speed product amount street phone department").split()  # fmt: skip
-WORDS = ("red green blue open closed pending done high low small large metric daily weekly fast slow admin guest new "
-         "old draft final public private north south east west coffee tea book lamp chair table pencil").split()  # fmt: skip
+          "weight user item code type rating duration speed product amount street phone department"
+)  # fmt: skip
+WORDS = words(
+    "red green blue open closed pending done high low small large metric daily weekly fast slow admin guest new "
+         "old draft final public private north south east west coffee tea book lamp chair table pencil"
+)  # fmt: skip
 
 Value = str | int | float | bool
 
@@ -110,12 +120,11 @@ def json_task(rng: Random, split: Split) -> Task:
     record = dict(zip(fields, values, strict=True))
     if rng.random() < 0.3:
         sign = rng.choice((": ", " = ", "="))
-        prompt = pick(rng, PAIR_LEADS, split).format(pairs="\n".join(f"{k}{sign}{_shown(v)}" for k, v in record.items()))
+        prompt = lead(rng, PAIR_LEADS, split).format(pairs="\n".join(f"{k}{sign}{_shown(v)}" for k, v in record.items()))
     else:
         shown = [_shown(v) for v in values]
         listed = ", ".join(shown) if rng.random() < 0.7 else joined(shown)
-        lead = pick(rng, OBJECT_LEADS, split)
-        prompt = lead.format(keys=_quoted(rng, fields), values=listed) + rng.choice(JSON_ENDS)
+        prompt = lead(rng, OBJECT_LEADS, split).format(keys=_quoted(rng, fields), values=listed) + rng.choice(JSON_ENDS)
     answer = _json({k: _typed(v) for k, v in record.items()})
     return single("json", prompt, answer, Check(CheckKind.JSON, (answer,)))
 
@@ -127,9 +136,11 @@ def _typed(value: Value) -> Value:
     return value
 
 
-VERBS = "get set find list create delete update send search open close start stop read write check book".split()
-NOUNS = ("weather time user order file message ticket event price route stock note room job host report invoice "
-         "calendar reminder email translation alarm light song device").split()  # fmt: skip
+VERBS = words("get set find list create delete update send search open close start stop read write check book")
+NOUNS = words(
+    "weather time user order file message ticket event price route stock note room job host report invoice "
+         "calendar reminder email translation alarm light song device"
+)  # fmt: skip
 CALL_LEADS = (
     "Call the tool {t} with {args}. Answer with JSON only.",
     "Call the tool {t} with {args}. Answer with JSON only.",
@@ -161,7 +172,7 @@ def tool_task(rng: Random, split: Split) -> Task:
     glue = rng.choice((" ", " ", " ", "=", " = ", ": "))
     shown = joined([f"{k}{glue}{_literal(v)}" for k, v in arguments.items()])
     tool = f"`{name}`" if rng.random() < 0.15 else name
-    prompt = pick(rng, CALL_LEADS, split).format(t=tool, args=shown)
+    prompt = lead(rng, CALL_LEADS, split).format(t=tool, args=shown)
     answer = _json({"name": name, "arguments": arguments})
     return single("tool", prompt, answer, Check(CheckKind.JSON, (answer,)))
 
@@ -204,13 +215,13 @@ def fact_task(rng: Random, split: Split) -> Task:
         facts = opaque_ids(rng, count)
     lines = [statement.format(a=a, b=b) for a, b in zip(subjects, facts, strict=True)]
     chosen = rng.randrange(count)
-    asked, answer = question.format(a=subjects[chosen]), facts[chosen]
+    asked, answer = vary(rng, question).format(a=subjects[chosen]), facts[chosen]
     if rng.random() < 0.3:
         # A second relation about the same names, so that the name alone does not decide.
         other = rng.choice([r for r in RELATIONS if r[0] != statement])
         lines += [other[0].format(a=a, b=invented(rng)) for a in subjects]
         rng.shuffle(lines)
-    end = (rng.choice(QUESTION_ENDS) if not numeric else rng.choice((" Answer with the number only.", "")))
+    end = rng.choice(QUESTION_ENDS) if not numeric else rng.choice((" Answer with the number only.", ""))
     glue = rng.choice((" ", " ", "\n"))
     prompt = glue.join(lines) + rng.choice((" ", " ", "\n\n")) + asked + end
     if rng.random() < 0.2:
@@ -243,4 +254,4 @@ def lookup_task(rng: Random, split: Split) -> Task:
     rows = {f: _shown(_value(rng, f)) for f in fields}
     key = rng.choice(fields)
     text = "\n".join(f"{k}{sign}{v}" for k, v in rows.items())
-    return single("facts", pick(rng, LOOKUP_LEADS, split).format(rows=text, k=key), rows[key], weight=3)
+    return single("facts", lead(rng, LOOKUP_LEADS, split).format(rows=text, k=key), rows[key], weight=3)

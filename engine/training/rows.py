@@ -36,6 +36,13 @@ def start_worker(tokenizer_json: str) -> None:
     _worker_tokenizer = Tokenizer.from_str(tokenizer_json)
 
 
+def worker_tokenizer() -> Tokenizer:
+    """The tokenizer given to start_worker in this process."""
+    if _worker_tokenizer is None:
+        raise RuntimeError("this process has no tokenizer yet: call start_worker first")
+    return _worker_tokenizer
+
+
 def pieces(task: Task) -> list[tuple[str, int]]:
     """The chat's text in pieces with the loss weight of each."""
     out = [(system_text(task.system), PROMPT_WEIGHT)] if task.system else []
@@ -63,7 +70,7 @@ def encode(tok: Tokenizer, tasks: Sequence[Task]) -> Iterator[tuple[list[int], l
 def make_shard(job: tuple[int, int, int]) -> Rows:
     """(seed, rows, row_tokens) -> that many full rows. Runs in a worker (or after start_worker)."""
     seed, count, length = job
-    assert _worker_tokenizer is not None
+    tok = worker_tokenizer()
     rng = Random(seed)
     ids = np.zeros((count, length + 1), np.int16)
     weights = np.zeros((count, length + 1), np.uint8)
@@ -71,7 +78,7 @@ def make_shard(job: tuple[int, int, int]) -> Rows:
     misses = 0
     while misses < 12:  # the last few places are left as padding
         tasks = [sample(rng, Split.TRAIN) for _ in range(CHATS_AT_ONCE)]
-        for doc, doc_weights in encode(_worker_tokenizer, tasks):
+        for doc, doc_weights in encode(tok, tasks):
             row = next((r for r in range(count) if used[r] + len(doc) <= length + 1), None)
             if row is None:
                 misses += len(doc) < length // 4

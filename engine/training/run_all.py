@@ -159,7 +159,7 @@ def _train_and_measure(
         log(f"pass {group}: {score}")
     log(f"ids copied exactly: {copied}")
 
-    prompts = chat_prompts(tok, g, recipe.seed + 1) + library_prompts(library.tolist(), g, recipe.seed + 2)
+    prompts = chat_prompts(g, recipe.seed + 1, pool) + library_prompts(library.tolist(), g, recipe.seed + 2)
     log(f"{len(prompts)} on-policy prompts")
     written = write_sequences(target, prompts, g)
     log(f"on-policy sequences {len(written)}, tokens {sum(len(w.ids) for w in written)}")

@@ -9,7 +9,8 @@ from random import Random
 
 from training.copying import ANIMALS, opaque_ids
 from training.records import FIRST
-from training.tasks import Split, Task, pick, single
+from training.tasks import Split, Task, single
+from training.wording import lead
 
 TOTAL_LEADS = (
     "Add these numbers step by step: {l}",
@@ -76,7 +77,7 @@ def _running_total(rng: Random, split: Split) -> tuple[str, str]:
     for n in numbers[1:]:
         lines.append(f"{total} + {n} = {total + n}")
         total += n
-    return pick(rng, TOTAL_LEADS, split).format(l=", ".join(map(str, numbers))), "\n".join([*lines, f"Total: {total}"])
+    return lead(rng, TOTAL_LEADS, split).format(l=", ".join(map(str, numbers))), "\n".join([*lines, f"Total: {total}"])
 
 
 def _counting(rng: Random, split: Split) -> tuple[str, str]:
@@ -84,39 +85,39 @@ def _counting(rng: Random, split: Split) -> tuple[str, str]:
     numbers = [start + step * k for k in range(count)]
     if rng.random() < 0.2:
         numbers.reverse()
-    prompt = pick(rng, COUNT_LEADS, split).format(a=numbers[0], b=numbers[-1], s=step)
+    prompt = lead(rng, COUNT_LEADS, split).format(a=numbers[0], b=numbers[-1], s=step)
     return prompt, ", ".join(map(str, numbers))
 
 
 def _table(rng: Random, split: Split) -> tuple[str, str]:
     n, m = rng.randint(2, 40), rng.choice((5, 10, 10, 12, 15, 20))
     lines = (f"{k} x {n} = {k * n}" for k in range(1, m + 1))
-    return pick(rng, TABLE_LEADS, split).format(n=n, m=m), "\n".join(lines)
+    return lead(rng, TABLE_LEADS, split).format(n=n, m=m), "\n".join(lines)
 
 
 def _sorting(rng: Random, split: Split) -> tuple[str, str]:
     if rng.random() < 0.5:
         numbers = [rng.randrange(rng.choice((100, 100, 1000))) for _ in range(rng.randint(3, 12))]
         shown, ordered = map(str, numbers), map(str, sorted(numbers))
-        return pick(rng, SORT_LEADS, split).format(w="numbers", l=", ".join(shown)), ", ".join(ordered)
+        return lead(rng, SORT_LEADS, split).format(w="numbers", l=", ".join(shown)), ", ".join(ordered)
     words = rng.sample(rng.choice((ANIMALS, FIRST)), rng.randint(3, 14))
-    prompt = pick(rng, SORT_LEADS, split).format(w=rng.choice(("words", "names")), l=", ".join(words))
+    prompt = lead(rng, SORT_LEADS, split).format(w=rng.choice(("words", "names")), l=", ".join(words))
     return prompt, ", ".join(sorted(words))
 
 
 def _reversing(rng: Random, split: Split) -> tuple[str, str]:
     items = rng.sample(ANIMALS + FIRST, rng.randint(3, 16)) if rng.random() < 0.6 else opaque_ids(rng, rng.randint(3, 10))
-    return pick(rng, REVERSE_LEADS, split).format(l=", ".join(items)), ", ".join(items[::-1])
+    return lead(rng, REVERSE_LEADS, split).format(l=", ".join(items)), ", ".join(items[::-1])
 
 
 def _lengths(rng: Random, split: Split) -> tuple[str, str]:
     words = rng.sample(ANIMALS + [f.lower() for f in FIRST], rng.randint(3, 14))
-    return pick(rng, LENGTH_LEADS, split).format(l=", ".join(words)), "\n".join(f"{w}: {len(w)}" for w in words)
+    return lead(rng, LENGTH_LEADS, split).format(l=", ".join(words)), "\n".join(f"{w}: {len(w)}" for w in words)
 
 
 def _upper(rng: Random, split: Split) -> tuple[str, str]:
     words = rng.sample(ANIMALS + [f.lower() for f in FIRST], rng.randint(3, 14))
-    return pick(rng, UPPER_LEADS, split).format(l=", ".join(words)), ", ".join(w.upper() for w in words)
+    return lead(rng, UPPER_LEADS, split).format(l=", ".join(words)), ", ".join(w.upper() for w in words)
 
 
 KINDS = (_running_total, _counting, _table, _sorting, _reversing, _lengths, _upper)

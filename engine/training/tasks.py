@@ -97,6 +97,11 @@ def is_held(key: str, one_in: int = 17) -> bool:
     return crc32(key.encode()) % one_in == 0
 
 
+def words(text: str) -> list[str]:
+    """The words of a text, for the long word lists of the generators."""
+    return text.split()
+
+
 def pick(rng: Random, options: Sequence[T], split: Split) -> T:
     """One of `options`; the last eighth (at least one, when there are five or more) is for the held-out split."""
     if len(options) < 5:

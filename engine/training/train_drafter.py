@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows it by
 from torch import Tensor
 
 from training.model import Drafter, Target
@@ -72,9 +72,7 @@ def choose_anchors(anchor: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best.indices, best.values > 0
 
 
-def train_drafter(
-    recipe: DrafterRecipe, shape: ModelShape, target: Target, data: DraftRows, seed: int, log: Log
-) -> Drafter:
+def train_drafter(recipe: DrafterRecipe, shape: ModelShape, target: Target, data: DraftRows, seed: int, log: Log) -> Drafter:
     """The target is frozen; `data.features` must hold the recipe's target layers."""
     torch.manual_seed(seed)
     device = data.ids.device

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the name everyone knows it by
 from torch import Tensor
 
 from training.model import Target
@@ -39,9 +39,7 @@ def train_target(recipe: Recipe, chats: Iterator[Rows], library: Tensor, device:
     torch.manual_seed(recipe.seed)
     generator = torch.Generator().manual_seed(recipe.seed)
     model = Target(recipe.shape).to(device)
-    optimizer = Optimizer(
-        model, Schedule(t.steps, t.warmup, t.decay_share), t.matrix_rate, t.other_rate, t.weight_decay
-    )
+    optimizer = Optimizer(model, Schedule(t.steps, t.warmup, t.decay_share), t.matrix_rate, t.other_rate, t.weight_decay)
     loss_of = torch.compile(weighted_loss, dynamic=False) if device.type == "cuda" else weighted_loss
     started, chat_rows = time.time(), t.rows - t.library_rows
     for step in range(t.steps):
