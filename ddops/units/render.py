@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import jinja2
 
     from ddops.engines import Settings
-    from ddops.inventory import HostConfig
+    from ddops.inventory import EngineSection, HostConfig
 
 HEADER = b"# Rendered by ddops"
 FENCE_NAME = "90-ddops-fence.conf"
@@ -81,11 +81,18 @@ def render(config: HostConfig, chosen: Settings) -> Unit:
         cache_name=engine.unit.removesuffix(".service").replace("@", "-").replace(":", "-"),
         start_seconds=round(config.ready.timeout_seconds) + START_MARGIN_SECONDS,
         stop_seconds=STOP_SECONDS,
+        private_tmp=not _needs_tmp(engine),
     )
     data = text.encode()
     if parse(data, engine.unit).argv != tuple(argv):
         raise UnitError(f"{engine.unit} would not run the arguments it was rendered for")
     return Unit.of(engine.unit, data, argv)
+
+
+def _needs_tmp(engine: EngineSection) -> bool:
+    """Whether the engine itself lies below a folder that PrivateTmp= would hide from it."""
+    paths = (engine.python, engine.release_folder, engine.model, engine.drafter)
+    return any(path.startswith(("/tmp/", "/var/tmp/")) for path in paths)
 
 
 def fence(config: HostConfig, addresses: Iterable[str] = ()) -> bytes:

@@ -571,3 +571,13 @@ def test_templates_have_no_unquoted_value() -> None:
                     or "| env" in inside
                     or inside.strip() in ("exec_start", "start_seconds", "stop_seconds")
                 )
+
+
+@pytest.mark.parametrize(
+    ("python", "hidden"),
+    [("/usr/bin/python3", True), ("/tmp/venv/bin/python", False), ("/var/tmp/v/bin/python", False), ("/tmpfs/bin/python", True)],
+)
+def test_an_engine_that_lies_below_tmp_is_not_hidden_from_itself(python: str, hidden: bool) -> None:
+    host = config()
+    text = units.render(host.model_copy(update={"engine": host.engine.model_copy(update={"python": python})}), SETTINGS).text
+    assert (b"PrivateTmp=yes" in text) is hidden
