@@ -31,6 +31,10 @@ NULLABLE = {
 }  # fmt: skip
 
 
+# Objects whose keys are tokens, so that another model has other ones.
+KEYED_BY_TOKENS = r"\.logprobs\.top_logprobs\[\d+\]$"
+
+
 def fixture(name: str) -> Any:
     return json.loads((FIXTURES / f"{name}.json").read_text())
 
@@ -43,6 +47,8 @@ def difference(want: Any, got: Any, path: str = "") -> str | None:
     if want is None or got is None:
         return None if want is got or key in NULLABLE else f"{path}: {want!r} against {got!r}"
     if isinstance(want, dict) and isinstance(got, dict):
+        if re.search(KEYED_BY_TOKENS, path):
+            return None if all(isinstance(value, float) for value in got.values()) else f"{path}: {got}"
         if want.keys() != got.keys():
             return f"{path}: keys differ: {sorted(want.keys() ^ got.keys())}"
         return next((d for k in want if (d := difference(want[k], got[k], f"{path}.{k}"))), None)
@@ -178,9 +184,7 @@ def test_before_it_is_ready_health_says_starting_and_a_death_says_why() -> None:
 
 def test_selfcheck_has_the_contracts_keys() -> None:
     want = fixture("selfcheck")
-    done = subprocess.run(
-        [sys.executable, *want["command"][1:]], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, *want["command"][1:]], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == want["exit_code"]
     assert json.loads(done.stdout).keys() == want["stdout"].keys()
 
