@@ -86,7 +86,7 @@ class _Padded:
         self._places = torch.tensor(places, device=device)
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        rows, heads, dim = queries.shape
+        _rows, heads, dim = queries.shape
         kv_heads, span, n = keys.shape[1], self._span, self._rows
         q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries)
         q = q.view(span, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(span, kv_heads, -1, dim)

@@ -28,7 +28,7 @@ class Round:
     rows: int  # verified
     verify_seconds: float  # everything but drafting
     drafted: int  # requests drafted at its end
-    draft_seconds: float
+    draft_seconds: float | None  # None: one with verifying, as in a replayed round
 
 
 class Policy(Protocol):
@@ -141,9 +141,11 @@ class Costs:
         return self._draft.at(requests) * self._scaled("draft", requests)
 
     def observe(self, spent: Round) -> None:
-        kind = "plain" if spent.rows == spent.requests else "tree"
-        self._correct(kind, spent.requests, spent.verify_seconds, self._verify.at(spent.rows))
-        if spent.drafted:
+        kind, seconds = "plain" if spent.rows == spent.requests else "tree", spent.verify_seconds
+        if spent.draft_seconds is None:  # what is not drafting, as far as is known
+            seconds = max(seconds * 0.1, seconds - self.draft(spent.drafted))
+        self._correct(kind, spent.requests, seconds, self._verify.at(spent.rows))
+        if spent.drafted and spent.draft_seconds is not None:
             self._correct("draft", spent.drafted, spent.draft_seconds, self._draft.at(spent.drafted))
 
     def _scaled(self, kind: str, requests: int) -> float:
@@ -313,10 +315,7 @@ class Auto:
         """All trees share one row budget: the most probable nodes first, as many as maximise the rate."""
         tree_mode = [s.request.mode is SpecMode.TREE for s in sequences]
         nodes = sorted(
-            (-p, i, n)
-            for i, tree in enumerate(trees)
-            if tree_mode[i]
-            for n, p in enumerate(self._expected(tree), start=1)
+            (-p, i, n) for i, tree in enumerate(trees) if tree_mode[i] for n, p in enumerate(self._expected(tree), start=1)
         )
         if not nodes:
             return trees

@@ -21,7 +21,7 @@ from ddtree_engine.config import SpecMode
 from ddtree_engine.corruption import CorruptionPoints, FaultContext
 from ddtree_engine.requests import Finish, TopLogprobs, Update
 from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows
-from ddtree_engine.runner import Runner
+from ddtree_engine.runner import Runner, Settle
 from ddtree_engine.sampling import RowSampling
 from ddtree_engine.sequence import Ending, Proposal, Sequence
 from ddtree_engine.tree import Tree
@@ -109,25 +109,57 @@ class Decoder:
     def round(self, chunks: Many[Chunk], decoding: Many[Sequence]) -> list[Update]:
         """One pass of the target over everything that runs. Sequences that end are reported, not released."""
         self._batch = tuple(decoding)
+        self.counters.rounds += 1
         started = time.perf_counter()
         with self._stage("tree_build"):
             drafts = self._build(decoding)
         with self._stage("tree_compile"):
             rows = self._compile(drafts, chunks)
+        if not chunks and not self.faults and self.runner.replays(rows):
+            return self._replay(rows, drafts, started)
         with self._stage("verify"):
             verified = self._verify(rows, drafts, chunks)
         with self._stage("commit"):
             steps = self._accept(verified, drafts, chunks)
             self._commit(steps, chunks)
-            updates = self._report(steps, verified, chunks)
+            updates = [self._update(step, verified) for step in steps]
         drafting = time.perf_counter()
         with self._stage("draft"):
             drafted = self._draft([step.sequence for step in steps if step.ending is None])
         if not chunks:
             ended = time.perf_counter()
             self.policy.observe(Round(len(decoding), rows.rows, drafting - started, drafted, ended - drafting))
-        self.counters.rounds += 1
-        self.counters.rounds += 1
+        return updates
+
+    def _replay(self, rows: RowBatch, drafts: Many[Draft], started: float) -> list[Update]:
+        """The same round on the device alone: it walks, commits and drafts before the host hears of it.
+
+        What to draft is therefore decided before the pass; requests that turn out to have ended were drafted in vain.
+        """
+        chosen = {s.request.id for s in self.policy.to_draft([d.sequence for d in drafts])}
+        settled = [(i, d) for i, d in enumerate(drafts) if chosen and (d.tree.nodes or d.sequence.request.id in chosen)]
+        with self._stage("draft"):
+            self._catch_up([d.sequence for _, d in settled])
+        with self._stage("verify"):
+            settle = [Settle(d.tree, rows.offsets[i], d.sequence.base, d.sequence.computed) for i, d in settled]
+            replay = self.runner.replay(rows, self._row_samplings(drafts, ()), settle)
+        with self._stage("commit"):
+            verified = Verified(replay.logits, replay.choices)
+            steps = self._accept(verified, drafts, ())
+            if settled:
+                for step in steps:
+                    self._advance(step.sequence, len(step.path or ()))
+            else:
+                self._commit(steps, ())
+            updates = [self._update(step, verified) for step in steps]
+        for d in drafts:
+            d.sequence.proposal = None
+        for (_, d), logprobs, ids in zip(settled, replay.logprobs, replay.token_ids, strict=True):
+            d.sequence.drafted = d.sequence.computed
+            if d.sequence.request.id in chosen:
+                d.sequence.proposal = Proposal(logprobs, ids)
+        seconds = time.perf_counter() - started
+        self.policy.observe(Round(len(drafts), rows.rows, seconds, len(settled), None if settled else 0.0))
         return updates
 
     # tree_build ---------------------------------------------------------------------------------------------------
@@ -296,9 +328,6 @@ class Decoder:
                 s.base + s.computed, tokens, lambda rows: self.faults.draft_features(rows, self._context(s))
             )
         s.computed += tokens
-
-    def _report(self, steps: Many[Step], verified: Verified, chunks: Many[Chunk]) -> list[Update]:
-        return [self._update(step, verified) for step in steps]
 
     def _update(self, step: Step, verified: Verified) -> Update:
         s, ending = step.sequence, step.ending

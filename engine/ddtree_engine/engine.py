@@ -5,6 +5,7 @@ Not here: HTTP, text, queues between threads (`worker.py`), and the round itself
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from ddtree_engine.runner import Runner
 from ddtree_engine.sampling import request_seed
 from ddtree_engine.sequence import Sequence as Running
 from ddtree_engine.sequence import reuse_limit
+
+log = logging.getLogger("ddtree_engine")
 
 MAX_TOP_LOGPROBS = 64
 
@@ -115,9 +118,7 @@ class Engine:
         _check_prompt(request, self.info)
         _check_sampling(request.sampling, self.info)
         if request.mode.drafts and self.info.block_size is None:
-            raise RequestError(
-                "speculative", f"{request.mode} needs a drafter, and this server was started without one"
-            )
+            raise RequestError("speculative", f"{request.mode} needs a drafter, and this server was started without one")
         if not -1 <= request.logprob_start <= len(request.prompt_ids):
             raise RequestError("logprob_start_len", f"{request.logprob_start} lies outside the prompt")
         if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
@@ -277,7 +278,28 @@ def _runner(
     progress: Callable[[str, float], None],
     faults: CorruptionPoints | None,
 ) -> Runner:
-    return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
+    if checked.device.type == "cpu":
+        return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
+    from ddtree_engine import cuda, tiles
+
+    runner, config, sizes = (
+        cuda.CudaRunner(loaded.target, loaded.drafter, loaded.cache, checked.device),
+        checked.config,
+        checked.sizes,
+    )
+    if config.disable_cuda_graph or faults is not None:  # corruption points are on the host, between the steps
+        return runner
+    if sizes.budget > tiles.MAX_NODES:
+        log.warning("trees above %d nodes run without CUDA graphs and Triton attention", tiles.MAX_NODES)
+        return runner
+    shape = cuda.Shape(
+        max_requests=min(config.max_running_requests, config.cuda_graph_max_bs or config.max_running_requests),
+        max_nodes=sizes.budget,
+        block=sizes.block,
+        k=min(config.speculative_ddtree_topk_cap, checked.target.stack.vocab),
+    )
+    runner.capture(shape, lambda share: progress("capturing graphs", share))
+    return runner
 
 
 def _policy(checked: Checked, runner: Runner, progress: Callable[[str, float], None]) -> Policy:
@@ -288,11 +310,9 @@ def _policy(checked: Checked, runner: Runner, progress: Callable[[str, float], N
     sizes, running = checked.sizes, checked.config.max_running_requests
     rows = costs.sizes_up_to(running * (sizes.budget + 1), runner.row_sizes or costs.ROW_SIZES)
     requests = costs.sizes_up_to(running, runner.request_sizes or (1, 2, 4, 8, 16))
-    verify = costs.measure_verify(
-        runner, rows, sizes.budget, sizes.context, lambda share: progress("measuring costs", share)
-    )
+    verify = costs.measure_verify(runner, rows, sizes.budget, sizes.context, lambda share: progress("measuring costs", share))
     k = min(checked.config.speculative_ddtree_topk_cap, checked.target.stack.vocab)
-    draft = costs.measure_draft(runner, requests, sizes.block, sizes.context, k)
+    draft = costs.measure_draft(runner, requests, sizes.context, k)
     return Auto(Costs(verify, draft), depth=sizes.block - 1)
 
 
@@ -311,9 +331,7 @@ def _check_prompt(request: Request, info: EngineInfo) -> None:
     if n == 0:
         raise RequestError("input_ids", "the prompt is empty")
     if n > info.context_length or (new > 0 and n == info.context_length):
-        raise RequestError(
-            "input_ids", f"the prompt has {n} tokens, which leaves no room in {info.context_length} of context"
-        )
+        raise RequestError("input_ids", f"the prompt has {n} tokens, which leaves no room in {info.context_length} of context")
     if new < 0:
         raise RequestError("max_new_tokens", f"{new} is negative")
     if n + new > info.context_length:

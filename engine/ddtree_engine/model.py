@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -57,14 +58,16 @@ class Norm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         dim = weight.shape[-1]
-        self._weight, self._eps, self._fused = weight, eps, weight.device.type != "cpu" and weight.dim() == 1
+        self.weight, self.eps = weight, eps
+        self._fused = weight.device.type != "cpu" and weight.dim() == 1
         # x / rms(x) = x * sqrt(dim) / hypot(|x|, sqrt(dim * eps)): four small kernels instead of PyTorch's eight on CPU.
         self._floor = torch.tensor(math.sqrt(dim * eps), dtype=torch.float32, device=weight.device)
-        self._scaled = weight.float() * math.sqrt(dim)
+        self.weight_float = weight.float()
+        self._scaled = self.weight_float * math.sqrt(dim)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._fused:
-            return F.rms_norm(x, (x.shape[-1],), self._weight, self._eps)
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         return self.exact(x).to(x.dtype)
 
     def exact(self, x: torch.Tensor) -> torch.Tensor:
@@ -79,11 +82,11 @@ class Rope:
     def __init__(self, positions: int, head_dim: int, theta: float, device: torch.device) -> None:
         inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angles = torch.arange(positions, dtype=torch.float64)[:, None] * inverse
-        self._turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)
+        self.turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).to(device)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """complex64 [rows, 1, head dim / 2]"""
-        return self._turns.index_select(0, positions)[:, None]
+        return self.turns.index_select(0, positions)[:, None]
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
@@ -122,6 +125,49 @@ class Layer:
         self.qk_norm = Norm(heads, stack.eps)
 
 
+class Steps(Protocol):
+    """The element-wise steps between a layer's matrix products, for the rows of one pass."""
+
+    def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None: ...
+
+    def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Normalise and turn q and k; write k and v to the rows' slots; q [rows, heads, dim]."""
+        ...
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up"""
+        ...
+
+
+class TorchSteps:
+    """In plain PyTorch: the CPU path, and the reference of the fused kernels."""
+
+    def __init__(self, config: StackConfig, rope: Rope) -> None:
+        self._config, self._rope = config, rope
+
+    def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        self._turns, self._slots = self._rope.at(positions), slots
+
+    def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        c = self._config
+        heads = qkv.view(qkv.shape[0], -1, c.head_dim)
+        turned = c.heads + c.kv_heads
+        qk = rotate(qk_norm.exact(heads[:, :turned]), self._turns).to(qkv.dtype)
+        keys.index_copy_(0, self._slots, qk[:, c.heads :])
+        values.index_copy_(0, self._slots, heads[:, turned:])
+        return qk[:, : c.heads]
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+
+def _triton_steps() -> type[Steps]:
+    from ddtree_engine.cuda import TritonSteps
+
+    return TritonSteps
+
+
 class Stack:
     """Decoder layers over rows. Writes the rows' keys and values to their slots, then attends."""
 
@@ -129,6 +175,8 @@ class Stack:
         self.config = config
         self.layers = [Layer(tensors, f"{prefix}layers.{i}.", config) for i in range(config.layers)]
         self.rope = Rope(positions, config.head_dim, config.theta, device)
+        steps = TorchSteps if device.type == "cpu" else _triton_steps()
+        self.steps: Steps = steps(config, self.rope)
 
     def forward(
         self,
@@ -140,16 +188,13 @@ class Stack:
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [rows, hidden] -> (x after the last layer, outputs of the layers in `taps`)."""
-        c, turns, tapped = self.config, self.rope.at(positions), []
-        qk_heads = c.heads + c.kv_heads
+        tapped = []
+        self.steps.begin(positions, slots)
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(layer.input_norm(x)).view(x.shape[0], -1, c.head_dim)
-            qk = rotate(layer.qk_norm.exact(qkv[:, :qk_heads]), turns).to(x.dtype)
-            cache.keys[i].index_copy_(0, slots, qk[:, c.heads :])
-            cache.values[i].index_copy_(0, slots, qkv[:, qk_heads:])
-            x = layer.out.add(attend(qk[:, : c.heads], cache.keys[i], cache.values[i]), x)
-            gate, up = layer.gate_up(layer.post_norm(x)).chunk(2, dim=-1)
-            x = layer.down.add(F.silu(gate).mul_(up), x)
+            keys, values = cache.keys[i], cache.values[i]
+            queries = self.steps.project(layer.qkv(layer.input_norm(x)), layer.qk_norm, keys, values)
+            x = layer.out.add(attend(queries, keys, values), x)
+            x = layer.down.add(self.steps.swiglu(layer.gate_up(layer.post_norm(x))), x)
             if i in taps:
                 tapped.append(x)
         return x, tapped

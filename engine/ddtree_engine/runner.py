@@ -6,6 +6,7 @@ The eager runner, for CPU and as the reference on CUDA; `graphs.py` replays the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,7 +14,29 @@ from ddtree_engine.attention import Attend, plan_sdpa
 from ddtree_engine.cache import Cache
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.model import Target
-from ddtree_engine.rows import RowBatch
+from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows
+from ddtree_engine.sampling import RowSampling
+from ddtree_engine.tree import Tree, root_only
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A request whose tree is to be walked and committed on the device, and which is drafted again."""
+
+    tree: Tree
+    first_row: int  # of the tree, in the batch
+    base: int  # first slot of the slab
+    past: int  # slots filled before the tree
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a replayed round brings: choices of every row, and the candidates of every settled request."""
+
+    logits: torch.Tensor  # float32 [rows, vocab], on the device, until the next replay
+    choices: list[int]
+    logprobs: list[list[list[float]]]  # [settled][depths][k]
+    token_ids: list[list[list[int]]]
 
 
 class Runner:
@@ -68,17 +91,49 @@ class Runner:
 
     def extend(self, positions: Sequence[int], slots: Sequence[int]) -> None:
         """Append committed tokens (by slot) to the drafter's context."""
-        assert self.drafter is not None and self.cache.drafter is not None and self.cache.features is not None
+        assert self.drafter is not None
+        assert self.cache.drafter is not None
+        assert self.cache.features is not None
         index = torch.tensor([positions, slots], device=self.device)
         features = self.cache.features.index_select(0, index[1])
         self.drafter.extend(features, index[0], index[1], self.cache.drafter)
 
     def draft(self, rows: RowBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks -> (log-probabilities, token ids) [requests, block_size - 1, k] on the device."""
-        assert self.drafter is not None and self.cache.drafter is not None
+        assert self.drafter is not None
+        assert self.cache.drafter is not None
         stack = self.drafter.config.stack
         attend = self._attend(rows, stack.heads, stack.kv_heads)
         return self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
+
+    def replays(self, rows: RowBatch) -> bool:
+        """Whether this pure decoding round can be replayed as graphs."""
+        return False
+
+    def replay(self, rows: RowBatch, samplings: Sequence[RowSampling], settle: Sequence[Settle]) -> Replay:
+        """Verify, walk, commit and draft in one go (see `cuda.py`); without `settle` only verify."""
+        raise AssertionError("only a runner whose `replays` said yes is asked to")
+
+    def probe_verify(self, segments: Sequence[Segment]) -> None:
+        """One pass as a decoding round has it, for measuring."""
+        rows = batch_rows(segments, self.device)
+        if self.replays(rows):
+            self.replay(rows, [], [])
+        else:
+            self.logits(self.verify(rows, features=True), range(rows.rows)).argmax(-1).tolist()
+
+    def probe_draft(self, requests: int, past: int, k: int) -> None:
+        """One draft as a decoding round has it, for measuring (a replay includes a pass over the roots)."""
+        bases = [self.cache.shape.base(i) for i in range(requests)]
+        roots = batch_rows([Segment(base, past, [0], [past], Sight.CAUSAL) for base in bases], self.device)
+        if self.replays(roots):
+            self.replay(roots, [], [Settle(root_only(0), i, base, past) for i, base in enumerate(bases)])
+            return
+        block = self.block(0)
+        positions = range(past, past + len(block))
+        self.extend([0] * requests, list(bases))
+        blocks = [Segment(base, past, block, positions, Sight.FULL) for base in bases]
+        self.draft(batch_rows(blocks, self.device), k)[0].tolist()
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":

@@ -1,0 +1,319 @@
+"""Triton kernels of the CUDA path: attention of rows over slabs, and the two element-wise steps around it.
+
+Attention is split-KV ("flash decoding"): each program handles one tile of rows of one request, one key head and one part of
+the slab; a second kernel joins the parts. What a row sees is a count and a mask: slots base .. base + visible - 1 of its
+slab, and slot base + visible + j for every set bit j of its 64-bit ancestor mask (the root is part of `visible`). Prefill
+rows, plain steps, drafted blocks and trees up to 64 nodes are all of this form.
+
+Needs CUDA and triton; nothing here is imported on CPU. `reference_attention` is the same function in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ddtree_engine.tiles import MAX_NODES
+
+BLOCK_M = 64  # rows x query heads of a group in one tile
+BLOCK_N = 64  # slots read at once
+MAX_SPLITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowSight:
+    """Per row, int64 [rows] each: first slot of the slab, slots seen from it, ancestor bits beyond them."""
+
+    base: torch.Tensor
+    visible: torch.Tensor
+    bits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Consecutive rows of one request, int64 [tiles] each. A tile of no rows is skipped, so tables may be padded."""
+
+    first: torch.Tensor
+    rows: torch.Tensor
+    seen: torch.Tensor  # slots of the slab that any row of the tile may see
+
+
+def rows_per_tile(groups: int) -> int:
+    return max(1, BLOCK_M // groups)
+
+
+def splits_for(tiles: int, kv_heads: int, processors: int) -> int:
+    """Enough programs to fill the device twice, at most MAX_SPLITS parts."""
+    splits = 1
+    while splits < MAX_SPLITS and tiles * kv_heads * splits < 2 * processors:
+        splits *= 2
+    return splits
+
+
+@triton.jit
+def _attend_part(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    base_ptr,
+    visible_ptr,
+    bits_ptr,
+    tile_first_ptr,
+    tile_rows_ptr,
+    tile_seen_ptr,
+    part_ptr,  # float32 [rows, heads, splits, dim]: not yet normalised
+    stat_ptr,  # float32 [rows, heads, splits, 2]: maximum (base 2) and sum
+    scale,  # 1 / sqrt(dim) * log2(e)
+    q_row,
+    q_head,
+    kv_slot,
+    kv_head,
+    heads,
+    GROUPS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    tile, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    count = tl.load(tile_rows_ptr + tile)
+    if count > 0:
+        m = tl.arange(0, M)
+        d = tl.arange(0, DIM_PAD)
+        in_row = m // GROUPS
+        valid = in_row < count
+        row = tl.load(tile_first_ptr + tile) + tl.where(valid, in_row, 0)
+        head = kv * GROUPS + m % GROUPS
+        q = tl.load(
+            q_ptr + row[:, None] * q_row + head[:, None] * q_head + d[None, :],
+            mask=valid[:, None] & (d[None, :] < DIM),
+            other=0.0,
+        )
+        visible = tl.load(visible_ptr + row)
+        bits = tl.load(bits_ptr + row)
+        base = tl.load(base_ptr + tl.load(tile_first_ptr + tile))
+        seen = tl.load(tile_seen_ptr + tile)
+        part = tl.cdiv(tl.cdiv(seen, N), SPLITS) * N
+        low = split * part
+        high = tl.minimum(low + part, seen)
+        best = tl.full([M], -1e30, tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, DIM_PAD], tl.float32)
+        for start in range(low, high, N):
+            at = start + tl.arange(0, N)
+            inside = at < high
+            place = (base + at) * kv_slot + kv * kv_head
+            k = tl.load(k_ptr + place[None, :] + d[:, None], mask=inside[None, :] & (d[:, None] < DIM), other=0.0)
+            if EXACT:
+                scores = tl.dot(q, k, input_precision="ieee") * scale
+            else:
+                scores = tl.dot(q, k) * scale
+            beyond = at[None, :] - visible[:, None]
+            bit = (bits[:, None] >> tl.minimum(tl.maximum(beyond, 0), 63)) & 1
+            sees = (beyond < 0) | ((beyond < 64) & (bit == 1))
+            sees = sees & inside[None, :]
+            scores = tl.where(sees, scores, -1e30)
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            weights = tl.where(sees, tl.exp2(scores - new_best[:, None]), 0.0)
+            fade = tl.exp2(best - new_best)
+            v = tl.load(v_ptr + place[:, None] + d[None, :], mask=inside[:, None] & (d[None, :] < DIM), other=0.0)
+            if EXACT:
+                acc = acc * fade[:, None] + tl.dot(weights, v, input_precision="ieee")
+            else:
+                acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v)
+            total = total * fade + tl.sum(weights, 1)
+            best = new_best
+        out = (row * heads + head) * SPLITS + split
+        tl.store(part_ptr + out[:, None] * DIM + d[None, :], acc, mask=valid[:, None] & (d[None, :] < DIM))
+        tl.store(stat_ptr + out * 2, best, mask=valid)
+        tl.store(stat_ptr + out * 2 + 1, total, mask=valid)
+
+
+@triton.jit
+def _join_parts(
+    part_ptr,
+    stat_ptr,
+    out_ptr,
+    DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64)  # row * heads + head
+    d = tl.arange(0, DIM_PAD)
+    s = tl.arange(0, SPLITS)
+    best = tl.load(stat_ptr + (at * SPLITS + s) * 2)
+    total = tl.load(stat_ptr + (at * SPLITS + s) * 2 + 1)
+    weight = tl.exp2(best - tl.max(best, 0))
+    parts = tl.load(part_ptr + (at * SPLITS + s[:, None]) * DIM + d[None, :], mask=d[None, :] < DIM, other=0.0)
+    out = tl.sum(parts * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out_ptr + at * DIM + d, out.to(out_ptr.dtype.element_ty), mask=d < DIM)
+
+
+class TileAttention:
+    """Attention over rows for one shape of pass; scratch space is allocated once, so that graphs can replay it."""
+
+    def __init__(
+        self, rows: int, tiles: int, heads: int, kv_heads: int, dim: int, device: torch.device, processors: int
+    ) -> None:
+        self._heads, self._groups, self._dim = heads, heads // kv_heads, dim
+        self._tiles, self._kv_heads = tiles, kv_heads
+        self._splits = splits_for(tiles, kv_heads, processors)
+        # Rows that belong to no tile are never written: zeros and a total of one keep them finite.
+        self._parts = torch.zeros(rows, heads, self._splits, dim, dtype=torch.float32, device=device)
+        self._stats = torch.ones(rows, heads, self._splits, 2, dtype=torch.float32, device=device)
+
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: RowSight, tiles: Tiles
+    ) -> torch.Tensor:
+        """queries [rows, heads, dim], keys and values [slots, kv heads, dim] -> [rows, heads * dim]."""
+        rows, pad = queries.shape[0], triton.next_power_of_2(self._dim)
+        out = torch.empty(rows, self._heads * self._dim, dtype=queries.dtype, device=queries.device)
+        _attend_part[(self._tiles, self._kv_heads, self._splits)](
+            queries,
+            keys,
+            values,
+            sight.base,
+            sight.visible,
+            sight.bits,
+            tiles.first,
+            tiles.rows,
+            tiles.seen,
+            self._parts,
+            self._stats,
+            self._dim**-0.5 * 1.4426950408889634,
+            queries.stride(0),
+            queries.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            self._heads,
+            GROUPS=self._groups,
+            DIM=self._dim,
+            DIM_PAD=pad,
+            SPLITS=self._splits,
+            M=max(16, triton.next_power_of_2(rows_per_tile(self._groups) * self._groups)),
+            N=BLOCK_N,
+            EXACT=queries.dtype == torch.float32,
+        )
+        _join_parts[(rows * self._heads,)](self._parts, self._stats, out, DIM=self._dim, DIM_PAD=pad, SPLITS=self._splits)
+        return out
+
+
+@triton.jit
+def _norm_rope_store(
+    qkv_ptr,
+    weight_ptr,  # float32 [heads + kv heads, dim]
+    turns_ptr,  # float32 [positions, dim / 2, 2]: cosine and sine
+    position_ptr,
+    slot_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    qkv_row,
+    kv_slot,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, HALF_PAD)
+    inside = i < DIM // 2
+    source = qkv_ptr + row * qkv_row + head * DIM + 2 * i
+    even = tl.load(source, mask=inside, other=0.0)
+    odd = tl.load(source + 1, mask=inside, other=0.0)
+    slot = tl.load(slot_ptr + row)
+    if head >= HEADS + KV_HEADS:
+        place = v_ptr + slot * kv_slot + (head - HEADS - KV_HEADS) * DIM + 2 * i
+        tl.store(place, even, mask=inside)
+        tl.store(place + 1, odd, mask=inside)
+    else:
+        e, o = even.to(tl.float32), odd.to(tl.float32)
+        scale = 1.0 / tl.sqrt((tl.sum(e * e, 0) + tl.sum(o * o, 0)) / DIM + eps)
+        e = e * scale * tl.load(weight_ptr + head * DIM + 2 * i, mask=inside, other=0.0)
+        o = o * scale * tl.load(weight_ptr + head * DIM + 2 * i + 1, mask=inside, other=0.0)
+        turn = turns_ptr + tl.load(position_ptr + row) * DIM + 2 * i
+        cos = tl.load(turn, mask=inside, other=0.0)
+        sin = tl.load(turn + 1, mask=inside, other=0.0)
+        if head < HEADS:
+            place = q_ptr + row * (HEADS * DIM) + head * DIM + 2 * i
+        else:
+            place = k_ptr + slot * kv_slot + (head - HEADS) * DIM + 2 * i
+        tl.store(place, (e * cos - o * sin).to(q_ptr.dtype.element_ty), mask=inside)
+        tl.store(place + 1, (e * sin + o * cos).to(q_ptr.dtype.element_ty), mask=inside)
+
+
+def norm_rope_store(
+    qkv: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    turns: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    heads: int,
+) -> torch.Tensor:
+    """Normalise and turn q and k, write k and v to their slots; returns q [rows, heads, dim].
+
+    qkv [rows, (heads + 2 * kv heads) * dim]; turns complex64 [positions, dim / 2]; pairs of a head lie side by side.
+    """
+    rows, (_, kv_heads, dim) = qkv.shape[0], keys.shape
+    q = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    _norm_rope_store[(rows, heads + 2 * kv_heads)](
+        qkv,
+        weight,
+        torch.view_as_real(turns),
+        positions,
+        slots,
+        q,
+        keys,
+        values,
+        qkv.stride(0),
+        keys.stride(0),
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        HALF_PAD=triton.next_power_of_2(dim // 2),
+    )
+    return q
+
+
+@triton.jit
+def _swiglu(gate_up_ptr, out_ptr, ff, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < ff
+    gate = tl.load(gate_up_ptr + row * 2 * ff + i, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * ff + ff + i, mask=inside, other=0.0).to(tl.float32)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * ff + i, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for [rows, 2 * ff] with the gate first."""
+    rows, ff = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, ff, dtype=gate_up.dtype, device=gate_up.device)
+    _swiglu[(rows, triton.cdiv(ff, 1024))](gate_up, out, ff, BLOCK=1024)
+    return out
+
+
+def reference_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: RowSight) -> torch.Tensor:
+    """What `TileAttention` computes, row by row in float32: the definition that it is tested against."""
+    groups, outs = queries.shape[1] // keys.shape[1], []
+    for row in range(queries.shape[0]):
+        base, visible = int(sight.base[row]), int(sight.visible[row])
+        bits = int(sight.bits[row])
+        slots = [base + i for i in range(visible)]
+        slots += [base + visible + j for j in range(MAX_NODES) if bits >> j & 1]
+        k = keys[slots].float().repeat_interleave(groups, 1)  # [seen, heads, dim]
+        v = values[slots].float().repeat_interleave(groups, 1)
+        scores = torch.einsum("hd,shd->hs", queries[row].float(), k) * queries.shape[-1] ** -0.5
+        outs.append(torch.einsum("hs,shd->hd", scores.softmax(-1), v).flatten())
+    return torch.stack(outs).to(queries.dtype)
