@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ddops.prove import dialects
+from ddops.prove import alarms, dialects
 from ddops.prove.evidence import Baseline, Evidence, Fault, Outcome
-from ddops.prove.prompts import Kind
 from ddops.prove.session import Turn
 from ddops.prove.verdicts import Gates
 from ddops.prove.wire import Chunk
@@ -107,13 +106,11 @@ def judge(
 def _held(reading: Reading, turns: Sequence[Turn], cap: int | None, known: float | None, gates: Gates) -> tuple[Outcome, str]:
     if reading.mean <= DEAD:
         return Outcome.DEGRADED, "the drafter does not help: about one token a pass"
-    if cap and cap > 2 and reading.mean >= cap - 0.02 * cap and not _only_copies(turns):
-        return Outcome.DEGRADED, f"at the cap of {cap}: on ordinary text that is a loop more likely than luck"
+    at_cap = bool(cap and cap > 2 and reading.mean >= 0.98 * cap)
+    looping = [t for t in turns if alarms.loop(t.text, t.item.prompt if t.item else "")] if at_cap else []
+    if looping:
+        return Outcome.DEGRADED, f"at the cap of {cap}, and {len(looping)} of {len(turns)} replies go round in a loop"
     if known and reading.mean < gates.acceptance * known:
         return Outcome.DEGRADED, f"{reading.mean / known:.0%} of the last known-good"
-    return Outcome.PASS, ""
-
-
-def _only_copies(turns: Sequence[Turn]) -> bool:
-    """A copy is predictable from the prompt: a drafter may honestly get every token of it right."""
-    return bool(turns) and all(t.item is not None and t.item.kind is Kind.COPY for t in turns)
+    # A small tree over predictable text, or a copy, is honestly accepted whole: without a loop the cap is no finding.
+    return Outcome.PASS, f"at the cap of {cap}, with no loop in the text" if at_cap else ""

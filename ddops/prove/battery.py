@@ -116,6 +116,7 @@ def _stages(bench: Bench, only: Collection[str] | None, found: _Collected) -> No
     for stage in STAGES:
         if any(_wanted(p, only) for p in stage.probes):
             ended = _skip(stage, ended, found, only) if ended else _one(bench, stage, found, only)
+    bench.session.notes["ended"] = ended
     for stage in CLOSING:
         if not ended.startswith(_DIED) and any(_wanted(p, only) for p in stage.probes):
             ended = _guarded(bench, stage, found, only) or ended

@@ -139,6 +139,11 @@ class Session:
         return (self.policy.battery_seconds or self.scale.seconds) - self.seconds
 
     @property
+    def closing(self) -> bool:
+        """Whether no more traffic is wanted: the time is used up, or the run has seen enough."""
+        return self.seconds_left <= 0 or bool(self.notes.get("ended"))
+
+    @property
     def max_running(self) -> int:
         """The most requests the engine runs at once: the policy's word, the engine's, or a cautious 8."""
         return self.policy.max_running or self.client.facts().max_running or 8

@@ -9,7 +9,7 @@ from ddops.prove.evidence import Evidence, Outcome
 from ddops.prove.judging import Bench
 from ddops.prove.stages.glance import GROSS
 
-_GROSS_TOKENS = 160  # enough to show what comes in place of code, and soon over at one token a pass
+_GROSS_TOKENS = 96  # enough to show what comes in place of code, and soon over at one token a pass
 
 
 def coding_stage(bench: Bench) -> list[Evidence]:

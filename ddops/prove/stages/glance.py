@@ -17,7 +17,7 @@ _TOKENS = 40
 
 def glance_stage(bench: Bench) -> list[Evidence]:
     """No evidence of its own: its replies are rescored with all others."""
-    turns = bench.session.send_items("glance", bench.session.make.standard(), max_tokens=_TOKENS)
+    turns = bench.session.send_items("glance", bench.session.make.standard(), max_tokens=_TOKENS, stream=True)
     bench.judge(turns)
     damaged = [t for t in turns if t.whole and _damaged(t)]
     bench.session.notes[GROSS] = 2 * len(damaged) > len(turns)

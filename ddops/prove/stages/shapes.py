@@ -99,6 +99,9 @@ def _isolation(bench: Bench, turns: Sequence[Turn]) -> Evidence:
         )
     own = bench.content("isolation", turns, 1.0, expected="own code word in every reply")
     lacking = [t for t in marked if t.item and t.item.kind is Kind.NONCE_CODE and t.item.marks[0] not in t.text]
+    if own.outcome is Outcome.NOT_SCORED and marked:
+        # Own code words are no test for this model; that nobody else's turned up was measured all the same.
+        own = replace(own, outcome=Outcome.PASS, expected="no foreign mark", threshold="none")
     if own.outcome is not Outcome.PASS or not lacking:
         told = [own.got, f"no foreign mark in {len(texts)} replies"]
         got = ", ".join(part for part in told if part)

@@ -73,7 +73,7 @@ def _copies(turn: Turn) -> bool:
 def _steady(session: Session) -> list[Turn]:
     """One long request, alone and streamed with its counters, so that warm-up and tail can be left out."""
     known = max((t for t in session.turns if t.item and t.item.kind.is_code and t.whole), key=_length, default=None)
-    if known is None or known.reply is None or not session.client.dialect.native or session.seconds_left <= 0:
+    if known is None or known.reply is None or not session.client.dialect.native or session.closing:
         return []
     try:
         ids = session.client.prompt_ids(known.reply)
