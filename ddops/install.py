@@ -24,6 +24,7 @@ from ddops.state import Observed
 if TYPE_CHECKING:
     from ddops.agent import Agent
     from ddops.ground import Options
+    from ddops.inventory import HostConfig
     from ddops.journal import Journal
     from ddops.outcome import Outcome
 
@@ -114,7 +115,7 @@ def put_script(agent: Agent, observed: Observed) -> bool:
         )
     try:
         agent.call(commands.install_script())
-    except RemoteFailed as problem:
+    except (RemoteFailed, Refused) as problem:
         raise Refused(
             f"{agent.config.name}: the host script could not be installed: {problem.what}",
             means="it is the one program ddops keeps on a host, root-owned",
@@ -164,7 +165,7 @@ def check_python(agent: Agent, journal: Journal) -> None:
         f"{agent.config.name}: {engine.python} cannot run the engine: {missing}",
         means="the engine uses the host's own Python; nothing was started",
         hint="python3 -m venv /opt/ddtree/python && /opt/ddtree/python/bin/pip install torch numpy safetensors "
-        "tokenizers jinja2 starlette uvicorn prometheus-client, then set engine.python in the inventory",
+        "tokenizers jinja2 starlette uvicorn prometheus-client pydantic; then engine.python: /opt/ddtree/python/bin/python",
     )
 
 
@@ -184,15 +185,24 @@ def install_host(agent: Agent, journal: Journal, options: Options, source: str |
             f"{name} runs systemd {observed.systemd}",
             means=f"a trial that a reboot undoes needs systemd {SYSTEMD} or later; nothing was installed",
         )
+    release = _wanted(agent.config, observed, source) if agent.config.engine.kind == "ddtree" else None
     with journal.step(name, "host script"):
         put_script(agent, observed)
-    if agent.config.engine.kind == "ddtree":
-        _engine_release(agent, journal, observed, source)
+    if release is not None:
+        with journal.step(name, "engine release"):
+            put_release(agent, release)
+        with journal.step(name, "host's Python"):
+            check_python(agent, journal)
     return Transaction(agent, journal, options).reconfigure(Request())
 
 
-def _engine_release(agent: Agent, journal: Journal, observed: Observed, source: str | None) -> None:
-    engine = agent.config.engine
+def _wanted(config: HostConfig, observed: Observed, source: str | None) -> Release | None:
+    """The release to push; None when the host has it and there is nothing here to compare it with.
+
+    Raises:
+        UsageError: none is named, or there is none to push. Refused: the host has another one of that name.
+    """
+    engine = config.engine
     if not engine.release:
         raise UsageError(
             "engine.release names no release",
@@ -201,15 +211,20 @@ def _engine_release(agent: Agent, journal: Journal, observed: Observed, source: 
         )
     named = source or engine.source
     folder = Path(named).expanduser() if named else default_source()
+    there = observed.releases.get(engine.release)
     if folder is None:
-        if engine.release in observed.releases:
-            return
+        if there is not None:
+            return None
         raise UsageError(
-            f"release {engine.release} is not on {agent.config.name} and no engine to push was found",
-            means="nothing was started",
+            f"release {engine.release} is not on {config.name} and no engine to push was found",
+            means="nothing was installed",
             hint="--release PATH: the engine's folder or its wheel",
         )
-    with journal.step(agent.config.name, "engine release"):
-        put_release(agent, pack(folder))
-    with journal.step(agent.config.name, "host's Python"):
-        check_python(agent, journal)
+    release = pack(folder)
+    if there is not None and there != release.manifest_digest:
+        raise Refused(
+            f"{config.name} has another release under the name {engine.release}",
+            means="nothing was installed, and what runs was not touched",
+            hint="give this one another name (engine.release in the inventory)",
+        )
+    return release

@@ -104,7 +104,7 @@ def parse(host: str, text: str) -> Observed:
         arch=gpu.arch if gpu else "cpu",
         disk_free_mib=_disks(facts.all("disk")),
         port_owner=int(owner) if owner.isdigit() else None,
-        releases=tuple(line.split(" ", 1)[1] for line in facts.all("release") if " " in line),
+        releases={name: digest for digest, _, name in (line.partition(" ") for line in facts.all("release"))},
         script_digest=facts.text("script"),
         fence_works=not facts.all("no_fence"),
         addresses=tuple(facts.text("address").split()),

@@ -61,7 +61,10 @@ def resume(ground: Ground) -> Outcome:
     outcome = verify(ground)
     if interrupted and outcome.result is Result.VERIFIED:
         # The interrupted change did not survive; 0 would call it a success.
-        return replace(outcome, result=Result.ROLLED_BACK, means="the interrupted change was undone by the host")
+        what = f"{name}: the interrupted change did not survive; the host took it back by itself"
+        return replace(
+            outcome, result=Result.ROLLED_BACK, what=what, means=f"what it went back to is proven again: {outcome.what}"
+        )
     return outcome
 
 

@@ -130,7 +130,7 @@ class Observed:
     port_owner: int | None = (
         None  # a listener on the engine's port that is not in the unit's cgroup: its pid (0: unknown)
     )
-    releases: tuple[str, ...] = ()
+    releases: dict[str, str] = field(default_factory=dict)  # name -> sha256 of its SHA256SUMS
     script_digest: str = ""  # sha256 of the installed ddops-host script; "" when absent
     fence_works: bool = True
     addresses: tuple[str, ...] = ()  # the host's own, without prefix length

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ddops import commands, plan, readiness, standing, units
-from ddops.agent import SETTLE_SECONDS, Agent, TooLate
+from ddops.agent import SETTLE_SECONDS, Agent, TooLate, locked
 from ddops.engines import Settings
 from ddops.errors import DdopsError, Exit, Interrupted, RemoteFailed, Unreachable
 from ddops.ground import Ground, Options, Taken
@@ -101,6 +101,9 @@ class Transaction(Ground):
     def _plan(self, request: Request) -> Outcome | tuple[Plan, Observed]:
         with self.step("observe"):
             observed = self.agent.look()
+        if observed.trial is not None and observed.trial.open:
+            guard = f"the trial of run {observed.trial.run} is open"
+            raise locked(self.name, self.agent.unit, guard)
         made = plan.make(self.config, request, observed, own_run=self.agent.run)
         self._tell(made, observed)
         if made.refusals:
@@ -352,4 +355,5 @@ def _refused(host: str, made: Plan) -> Outcome:
     others = "".join(f"; also: {refusal.what}" for refusal in made.refusals[1:])
     means = (first.means or "nothing was changed") + others
     facts = {"plan": made.to_dict()}
-    return Outcome(host, Result.REFUSED, f"{host}: {first.what}", means, first.hint, facts=facts)
+    what = first.what if first.what.startswith(host) else f"{host}: {first.what}"
+    return Outcome(host, Result.REFUSED, what, means, first.hint, facts=facts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ddops import ledger
-from ddops.state import Entry, Kind
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ddops import ledger
+from ddops.state import Entry, Kind
 
 _TEXT = st.text(max_size=40)
 _JSON: Any = st.recursive(

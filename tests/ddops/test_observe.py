@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 
 import pytest
-from ddops import observe
-from ddops.errors import RemoteFailed
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ddops import observe
+from ddops.errors import RemoteFailed
 
 
 def _b64(data: bytes) -> str:
@@ -73,7 +74,7 @@ def test_a_full_observation() -> None:
     assert seen.arch == "sm_103"
     assert seen.disk_free_mib == {"/opt": 512}
     assert seen.port_owner == 0
-    assert seen.releases == ("0.1.0",)
+    assert seen.releases == {"0.1.0": "aaaa"}
     assert seen.addresses == ("127.0.0.1", "10.0.0.5", "fe80::1")
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from ddops import inventory, readiness
 from ddops.journal import Collector, Journal
 from ddops.state import Trial, UnitState
@@ -18,7 +19,8 @@ TRIAL = Trial("r", "d", "", "", 10.0, open=True)
 
 
 def _config() -> inventory.HostConfig:
-    text = "version: 1\nhosts:\n  h: {address: 10.0.0.1, engine: {release: r1, model: models/target, drafter: models/drafter-b16}, ready: {probe_timeout_seconds: 1}}\n"
+    engine = "{release: r1, model: models/target, drafter: models/drafter-b16}"
+    text = f"version: 1\nhosts:\n  h: {{address: 10.0.0.1, engine: {engine}, ready: {{probe_timeout_seconds: 1}}}}\n"
     return inventory.load(text, "test.yaml").hosts["h"]
 
 

@@ -48,9 +48,7 @@ nasty = st.text(st.sampled_from("ab$%{}\"'\\;:-@ \t=nx0"), max_size=20).map(lamb
 # ---------------------------------------------------------------- quoting, read back by our own parser
 @settings(max_examples=400, deadline=None)
 @given(st.lists(word | nasty, max_size=6))
-@example(
-    [";", "$HOME", "${HOME}", "100%z", "%n", "a\\", "", "-x", "'", '"', "\\;", "$$", "%%", "a b", "\ta", "é\u2028"]
-)
+@example([";", "$HOME", "${HOME}", "100%z", "%n", "a\\", "", "-x", "'", '"', "\\;", "$$", "%%", "a b", "\ta", "é\u2028"])
 def test_arguments_survive_the_unit_file(words: list[str]) -> None:
     argv = ("/usr/bin/env", *[w for w in words if not w.endswith("\\")])
     assert units.parse(unit_with(units.exec_line(argv))).argv == argv
@@ -124,9 +122,7 @@ def unquoted(line: str) -> list[str]:
 
     def one(match: re.Match[str]) -> str:
         code = match[1]
-        return (
-            chr(int(code, 8)) if code.isdigit() else chr(int(code[1:], 16)) if len(code) > 1 else plain.get(code, code)
-        )
+        return chr(int(code, 8)) if code.isdigit() else chr(int(code[1:], 16)) if len(code) > 1 else plain.get(code, code)
 
     return [re.sub(r"\\([0-7]{3}|x[0-9a-f]{2}|.)", one, quoted or bare) for quoted, bare in words]
 
@@ -155,9 +151,7 @@ def unquoted(line: str) -> list[str]:
         "50%",
     ]
 )
-def test_systemd_accepts_every_rendered_line_without_a_word(
-    words: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_systemd_accepts_every_rendered_line_without_a_word(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("unit")
     text = unit_with(units.exec_line(["/usr/bin/env", *words]), f"Environment={units.env_quote('A', words[0])}\n")
     assert verify(text, folder) == (0, "")
@@ -174,12 +168,8 @@ printable = st.text(
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(words=st.lists(printable, min_size=1, max_size=12))
-@example(
-    words=[";", "$HOME", "${HOME}", "100%z", "%n", "", "-x", "'", '"', "$$", "%%", "a b", "\ta", "é", "\\x", "50%"]
-)
-def test_systemd_reads_just_the_words_that_were_rendered(
-    words: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@example(words=[";", "$HOME", "${HOME}", "100%z", "%n", "", "-x", "'", '"', "$$", "%%", "a b", "\ta", "é", "\\x", "50%"])
+def test_systemd_reads_just_the_words_that_were_rendered(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("unit")
     text = unit_with(units.exec_line(["/usr/bin/env", *words]), f"Environment={units.env_quote('A', words[0])}\n")
     read, environment = as_systemd_reads(text, folder)
@@ -575,7 +565,12 @@ def test_templates_have_no_unquoted_value() -> None:
 
 @pytest.mark.parametrize(
     ("python", "hidden"),
-    [("/usr/bin/python3", True), ("/tmp/venv/bin/python", False), ("/var/tmp/v/bin/python", False), ("/tmpfs/bin/python", True)],
+    [
+        ("/usr/bin/python3", True),
+        ("/tmp/venv/bin/python", False),
+        ("/var/tmp/v/bin/python", False),
+        ("/tmpfs/bin/python", True),
+    ],
 )
 def test_an_engine_that_lies_below_tmp_is_not_hidden_from_itself(python: str, hidden: bool) -> None:
     host = config()
