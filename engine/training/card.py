@@ -14,9 +14,6 @@ These are test instruments of a few million parameters, not assistants.
   confident answer to some other request. Wordings are held out in the figures above, families are not.
 - JSON keys and tool arguments are copied for the field names in `training/records.py`; another name tends to come
   out as one of those (see the `fresh tool` row).
-- Lists of ids are copied without error in the usual wordings (40 lists of 4 to 9 and 12 lists of 24 to 40 ids, 643
-  ids, none wrong); the misses of the `copy` row are mostly one held-out wording ("Here is a list of ... Write it
-  out again exactly"), which looks like the requests to pick one id of a list.
 - Arithmetic holds for numbers as small as those trained: sums and differences up to three digits, products up to
   30 x 30 and one digit by two. Products are remembered, not worked out. Sorting more than a few items is weak.
 - A function with a made-up name and an unusual description may come out as another function.
@@ -54,8 +51,14 @@ def write_card(report: dict[str, Any], path: Path) -> None:
             f"{generation['library_prompts']} library continuations, {100 * generation['greedy_share']:.0f} % greedy, "
             f"the rest at T {generation['temperature']} |"
         )
-    lines += ["", *_passes(report), "", *_acceptances(report), LIMITS]
+    lines += ["", *_passes(report), "", *_acceptances(report), *_notes(report), LIMITS]
     path.write_text("\n".join(lines), encoding="utf8")
+
+
+def _notes(report: dict[str, Any]) -> list[str]:
+    """Measurements made by hand on these checkpoints after the run, kept in the report."""
+    notes = [f"- {note}" for note in report.get("notes", ())]
+    return ["## Measured afterwards", "", *notes, ""] if notes else []
 
 
 def _passes(report: dict[str, Any]) -> list[str]:
