@@ -327,6 +327,17 @@ def history(hosts: tuple[str, ...], as_json: bool, limit: int) -> None:
 
 @main.command()
 @host_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def known(hosts: tuple[str, ...], as_json: bool) -> None:
+    """Configurations proven good and found bad, merged over the fleet, with their evidence."""
+    from ddops import known as memories
+
+    run = session(hosts or ("all",), quiet=True)
+    raise SystemExit(memories.show(run, as_json))
+
+
+@main.command()
+@host_option
 @click.option("--lines", type=click.IntRange(1, 10000), default=100, show_default=True)
 def logs(hosts: tuple[str, ...], lines: int) -> None:
     """The journal of the engine's current start, and of no other."""
