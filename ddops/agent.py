@@ -57,6 +57,7 @@ class Agent:
         self.hosts = hosts or {}
         self._journal = journal
         self._reconnecting = threading.Lock()
+        self._away = False
 
     # ------------------------------------------------------------ asking
     def call(self, command: Command) -> Result:
@@ -81,13 +82,15 @@ class Agent:
 
     def patiently(self, ask: Callable[[], T]) -> T:
         """Ask; when the connection breaks, reconnect and ask again until RECONNECT_SECONDS are over."""
-        give_up = time.monotonic() + RECONNECT_SECONDS
+        # A host that has stayed away once is not waited for a second time, such as to give a lease back.
+        give_up = time.monotonic() + (0.0 if self._away else RECONNECT_SECONDS)
         while True:
             try:
                 return ask()
             except (ConnectionLost, RemoteTimeout) as lost:
                 left = give_up - time.monotonic()
                 if left <= 0:
+                    self._away = True
                     raise
                 self._reconnect(left, lost)
 
