@@ -89,10 +89,11 @@ class Agent:
                 return ask()
             except (ConnectionLost, RemoteTimeout) as lost:
                 left = give_up - time.monotonic()
+                self._away = True  # until it is back
                 if left <= 0:
-                    self._away = True
                     raise
                 self._reconnect(left, lost)
+                self._away = False
 
     def warn(self, text: str) -> None:
         self._journal.emit("warning", host=self.config.name, text=text)
