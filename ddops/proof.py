@@ -164,7 +164,7 @@ def _once(
         check()
 
     with client(agent) as engine, reference(agent) as scorer:
-        info = engine.server_info()
+        info = _report(engine)
         same = applied.compare(unit, observed, info, profile, settings, invocation)
         verdict = battery.run(
             engine,
@@ -180,6 +180,16 @@ def _once(
         )
     journal.emit("verdict", host=config.name, verdict=verdict.to_dict(replay=False))
     return Proof(verdict, memory_key(config, settings, observed, info), observed, settings)
+
+
+def _report(engine: EngineClient) -> dict[str, Any] | None:
+    """What the engine says of itself; an engine that has just died says nothing, and the battery finds that out."""
+    from ddops.prove.wire import EngineError
+
+    try:
+        return engine.server_info()
+    except EngineError:
+        return None
 
 
 def policy(prove: ProveSection, settings: Settings) -> Policy:
