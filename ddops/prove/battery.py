@@ -125,7 +125,7 @@ def _stages(bench: Bench, only: Collection[str] | None, found: _Collected) -> No
 
 
 def _skip(stage: Stage, why: str, found: _Collected, only: Collection[str] | None) -> str:
-    for probe in stage.probes:
+    for probe in stage.probes if stage.tells else ():
         if _wanted(probe, only):
             found.add(Evidence(probe, Outcome.NOT_SCORED, detail=why))
     return why

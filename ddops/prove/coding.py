@@ -21,12 +21,20 @@ _STATEMENT = re.compile(r"(?:if|for|while|with|try|else|elif|except|finally|prin
 _PROSE = re.compile(r"[A-Za-z*`-][\w*`'-]*[ ,.:!]+[A-Za-z`*]")
 
 
+Key = tuple[str, tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One reply and the problems its code must solve."""
 
     text: str
     problems: tuple[Problem, ...]
+
+    @property
+    def key(self) -> Key:
+        """The same for jobs that need not be run twice."""
+        return self.text, tuple(p.name for p in self.problems)
 
 
 def judge(jobs: Sequence[Job], rng: random.Random, workers: int = 2) -> list[Check]:

@@ -57,6 +57,7 @@ class Bench:
     why_broken: str = ""  # the scorer contradicts itself
     sandbox_missing: str = ""
     off_turns: list[Turn] = field(default_factory=list)
+    ran: dict[coding.Key, Check] = field(default_factory=dict)  # the same text need not run twice
 
     # ---- right or wrong
 
@@ -68,13 +69,16 @@ class Bench:
         for turn in todo:
             if turn.item is not None and not turn.item.kind.is_code:
                 turn.check = prompts.check(turn.item, turn.text)
+        jobs = [_job(t) for t in code]
+        new = list({j.key: j for j in jobs if j.key not in self.ran}.values())
         try:
-            checks = coding.judge([_job(t) for t in code], random.Random(self.session.seed)) if code else []
+            checks = coding.judge(new, random.Random(self.session.seed)) if new else []
         except DdopsError as exc:
             self.sandbox_missing = exc.what
             return
-        for turn, check in zip(code, checks, strict=True):
-            turn.check = check
+        self.ran |= {job.key: check for job, check in zip(new, checks, strict=True)}
+        for turn, job in zip(code, jobs, strict=True):
+            turn.check = self.ran[job.key]
 
     def _think_longer(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
@@ -109,7 +113,7 @@ class Bench:
             return []
         make = self.session.make
         items = [*make.standard()[:2], make.copy(6), make.json()]
-        self.off_turns = self.session.send_items("off", items, mode="off")
+        self.off_turns = self.session.send("off", [(i, self.session.ask_for(i, mode="off")) for i in items], overtime=True)
         return [t.reply for t in self.off_turns if t.whole and t.reply is not None and t.reply.ids]
 
     def judge(self, turns: Sequence[Turn]) -> None:
@@ -141,7 +145,7 @@ class Bench:
             return Confirmation.CLEARED
         if len(wrong) >= 3 and 2 * len(wrong) >= len(all_turns):
             return Confirmation.TOTAL
-        again = self.session.send("repeat", [(t.item, t.ask) for t in all_turns])
+        again = self.session.send("repeat", [(t.item, t.ask) for t in all_turns], overtime=True)
         self.check(again)
         return Confirmation.AGAIN if any(t.check and not t.check.ok for t in again) else Confirmation.ONCE
 

@@ -136,7 +136,11 @@ class Session:
 
     @property
     def seconds_left(self) -> float:
-        return (self.policy.battery_seconds or self.scale.seconds) - self.seconds
+        return self.seconds_allowed - self.seconds
+
+    @property
+    def seconds_allowed(self) -> float:
+        return self.policy.battery_seconds or self.scale.seconds
 
     @property
     def closing(self) -> bool:
@@ -161,14 +165,22 @@ class Session:
         """All items at once, greedy."""
         return self.send(label, [(item, self.ask_for(item, **options)) for item in items])
 
-    def send(self, label: str, asks: Sequence[tuple[Item | None, Ask]], *, stagger_seconds: float = 0.0) -> list[Turn]:
+    def send(
+        self,
+        label: str,
+        asks: Sequence[tuple[Item | None, Ask]],
+        *,
+        stagger_seconds: float = 0.0,
+        overtime: bool = False,
+    ) -> list[Turn]:
         """Send requests together and wait for all; the second half may arrive apart, `stagger_seconds` each.
 
+        `overtime`: also when the battery's time is used up, since a finding must be confirmed or cleared.
         Raises EngineDied as soon as the engine is known to be gone (requests still under way are left behind),
         OutOfTime when the battery's time was up before.
         """
-        if self.seconds_left <= 0:
-            raise OutOfTime(f"the {self.level} level's {self.scale.seconds:g} s are used up")
+        if self.seconds_left <= 0 and not overtime:
+            raise OutOfTime(f"the {self.level} level's {self.seconds_allowed:g} s are used up")
         turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
         self.turns += turns
         done: queue.SimpleQueue[Turn | BaseException] = queue.SimpleQueue()

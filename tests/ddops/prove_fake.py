@@ -59,6 +59,7 @@ class Lies:
     share: float = 1.0
     min_batch: int = 0
     modes: tuple[str, ...] = ("chain", "tree")
+    skip: int = 0  # occasions at which it tells the truth first
     times: int = 10**9  # lies so many times, then never again
     after: int = 0  # decay: after so many tokens
     accept: float = 6.0  # tokens per verify pass that it reports
@@ -118,11 +119,7 @@ class FakeEngine:
         if path == "/health":
             return httpx.Response(200)
         if path in ("/server_info", "/get_server_info"):
-            return (
-                httpx.Response(404)
-                if self.lies.no_info or self.kind == "vllm"
-                else httpx.Response(200, json=self._info())
-            )
+            return httpx.Response(404) if self.lies.no_info or self.kind == "vllm" else httpx.Response(200, json=self._info())
         if path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": 4096}]})
         if path == "/metrics":
@@ -186,9 +183,7 @@ class FakeEngine:
         endless = bool(lies.trickles_every and number % lies.trickles_every == 0)
         return self._answer(body, params, limit, native, endless)
 
-    def _answer(
-        self, body: dict[str, Any], params: dict[str, Any], limit: int, native: bool, endless: bool
-    ) -> httpx.Response:
+    def _answer(self, body: dict[str, Any], params: dict[str, Any], limit: int, native: bool, endless: bool) -> httpx.Response:
         prompt = self._prompt_text(body)
         with self._lock:
             self._running += 1
@@ -295,9 +290,7 @@ class FakeEngine:
         said = answer_of(asked)
         return said[:5] + said[6:] if self.lies.wrong_model and len(said) > 8 else said
 
-    def _decode(
-        self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int
-    ) -> tuple[list[int], str | None]:
+    def _decode(self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int) -> tuple[list[int], str | None]:
         text = self.true_answer(prompt)
         mode = body.get("speculative") or {"DDTREE": "tree", "DFLASH": "chain"}.get(self.algorithm, "off")
         lying = self._lies_now(mode)
@@ -313,7 +306,7 @@ class FakeEngine:
                 at = len(text) // 2
                 ids = [*encode(text[:at] + ("q" if text[at] != "q" else "z") + text[at + 1 :]), END]
             case "leak":
-                ids = [*encode(f"{self._other(prompt)}\n{text}"), END]
+                ids = [*encode(self._other(prompt) + text), END]
             case "loop":
                 ids = encode((text[:20] + "over and over " * limit)[:limit])
             case "decay":
@@ -334,10 +327,10 @@ class FakeEngine:
             self._drawn = (self._drawn + 0.6180339887) % 1.0
             if not lies.kind or mode not in lies.modes or self._running < lies.min_batch:
                 return False
-            if self._drawn >= lies.share or self._lied >= lies.times:
+            if self._drawn >= lies.share or self._lied >= lies.skip + lies.times:
                 return False
             self._lied += 1
-            return True
+            return self._lied > lies.skip
 
     def _sampled(self, ids: list[int], params: dict[str, Any], mode: str) -> list[int]:
         """Above T=0 a line ends in a space with probability 0.4, keyed by (seed, position). `sampled_off`: always."""
@@ -354,7 +347,7 @@ class FakeEngine:
         with self._lock:
             others = [p for p in reversed(self._prompts) if p != prompt]
         marks = [m for p in others for m in re.findall(r"[A-Za-z0-9]{3,8}-[A-Za-z0-9]{2,5}", p)]
-        return marks[0] if marks else "nothing"
+        return marks[0] + "\n" if marks else ""
 
     # ---- scores
 
@@ -370,9 +363,7 @@ class FakeEngine:
                 lp, top = scored[i]
                 entry = {str(t): {"logprob": p} for p, t in top} | {str(ids[i]): {"logprob": lp}}
                 listed.append(entry)
-            return httpx.Response(
-                200, json={"choices": [{"index": 0, "text": "", "prompt_logprobs": listed}], "usage": {}}
-            )
+            return httpx.Response(200, json={"choices": [{"index": 0, "text": "", "prompt_logprobs": listed}], "usage": {}})
         start = max(0, body.get("logprob_start_len", 0))
         pairs = [[None if i == 0 else scored[i][0], ids[i], None] for i in range(start, len(ids))]
         tops = [[[p, t, None] for p, t in scored[i][1]] for i in range(start, len(ids))]

@@ -20,10 +20,10 @@ from ddops.prove.stages.stream import stream_stage
 __all__ = ["CLOSING", "STAGES", "Stage", "note_metrics"]
 
 STAGES = (
-    Stage("glance", ("coding",), glance_stage),
+    Stage("glance", ("coding",), glance_stage, tells=False),
     Stage("coding", ("coding",), coding_stage, gross=True),
     Stage("shapes", ("isolation", "copy", "answers", "shapes"), shapes_stage, gross=True),
-    Stage("rescore", ("rescore",), rescore_early_stage, gross=True),
+    Stage("rescore", ("rescore",), rescore_early_stage, tells=False, gross=True),
     Stage("long", ("long",), long_stage),
     Stage("speed", ("throughput",), speed_stage),
     Stage("modes", ("modes",), modes_stage),

@@ -42,7 +42,7 @@ def _evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:
     base = replace(base, detail=f"request {turn.index}: {found[0].what}", replay=replay_of([t for t, _ in uncleared]))
     if len(uncleared) >= 2 or (turn.judged and turn.judged.over):
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT)
-    again = bench.session.send("alarm again", [(turn.item, turn.ask)] * 4)
+    again = bench.session.send("alarm again", [(turn.item, turn.ask)] * 4, overtime=True)
     if any(_alarms(t) for t in again):
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT)
     return replace(base, outcome=Outcome.ERROR, detail=f"{base.detail}; not seen again: open")

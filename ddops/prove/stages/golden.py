@@ -60,5 +60,5 @@ def _parting(take: Take, turn: Turn) -> str:
 
 
 def _again(bench: Bench, wrong: Sequence[tuple[Take, Turn]]) -> bool:
-    turns = bench.session.send("golden again", [(None, turn.ask) for _, turn in wrong])
+    turns = bench.session.send("golden again", [(None, turn.ask) for _, turn in wrong], overtime=True)
     return any(t.whole and _parting(take, t) == "fault" for (take, _), t in zip(wrong, turns, strict=True))

@@ -80,7 +80,7 @@ def _differs_again(bench: Bench, parted: Sequence[tuple[Turn, Turn]]) -> bool:
     """Other seeds of the same prompts parted as well. A single near tie does not come back with new noise."""
     fresh = [(a.item, replace(a.ask, seed=bench.session.rng.getrandbits(31))) for a, _ in parted for _ in range(3)]
     fresh = fresh[:12]
-    turns = bench.session.send("sampled again", [*fresh, *((i, replace(ask, mode="off")) for i, ask in fresh)])
+    turns = bench.session.send("sampled again", [*fresh, *((i, replace(ask, mode="off")) for i, ask in fresh)], overtime=True)
     bench.check(turns)
     half = len(fresh)
     return any(a.whole and b.whole and differ(a, b) for a, b in zip(turns[:half], turns[half:], strict=True))

@@ -17,6 +17,7 @@ class Stage:
     name: str
     probes: tuple[str, ...]
     run: Callable[[Bench], list[Evidence]]
+    tells: bool = True  # False: another stage answers for its probes
     gross: bool = False  # quick to run and quick to show gross damage: after it the battery may end early
 
 
