@@ -161,6 +161,14 @@ def keep(unit: str, run: str) -> Command:
     return _host("keep", unit, run)
 
 
+def golden(unit: str) -> Command:
+    return _host("golden", unit)
+
+
+def keep_golden(unit: str, run: str, document: bytes) -> Command:
+    return _host("keep-golden", unit, run, stdin=document)
+
+
 def logs(unit: str, invocation: str, lines: int) -> Command:
     return _host("logs", unit, invocation, lines)
 

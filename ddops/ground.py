@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ddops import commands, proof, readiness, units
+from ddops import commands, proof, readiness, recording, units
 from ddops.agent import Agent
 from ddops.engines import Settings
 from ddops.errors import DdopsError, Refused
@@ -158,7 +158,7 @@ class Ground:
     def record(self, kind: Kind, digest: str, found: Proof, *, why: str) -> None:
         """Put a verdict on the host's record, with its evidence in full beside it."""
         self.agent.record(self.proof_entry(kind, digest, found, why=why))
-        self.keep_evidence(found.verdict)
+        self.keep_evidence(found)
 
     def proof_entry(self, kind: Kind, digest: str, found: Proof, *, why: str) -> Entry:
         return self.entry(
@@ -172,9 +172,12 @@ class Ground:
             why=why,
         )
 
-    def keep_evidence(self, verdict: Verdict) -> None:
-        document = json.dumps(verdict.to_dict(), ensure_ascii=False).encode()
+    def keep_evidence(self, found: Proof) -> None:
+        """The verdict in full, with prompts and replies, and answers that were recorded along the way."""
+        document = json.dumps(found.verdict.to_dict(), ensure_ascii=False).encode()
         self.agent.call(commands.evidence(self.agent.unit, self.agent.run, document))
+        if found.golden is not None:
+            recording.keep(self.agent, found.golden)
 
     def facts(self, found: Proof, unit: Unit) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddops import recording
 from ddops.engines import Settings, profile_of
 from ddops.errors import ConnectionLost, DdopsError, RemoteTimeout, UsageError
 from ddops.plan import key as memory_key
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ddops.journal import Journal
     from ddops.prove.client import EngineClient
     from ddops.prove.evidence import Baseline, Evidence, Verdict
+    from ddops.prove.golden import Golden
     from ddops.prove.verdicts import Policy
 
 ATTEMPTS = 3  # of one battery, each after a lost connection
@@ -37,6 +39,7 @@ class Proof:
     key: dict[str, Any]
     observed: Observed
     settings: Settings
+    golden: Golden | None = None  # answers recorded now, where the host had none; kept once the verdict counts
 
 
 @contextmanager
@@ -165,6 +168,7 @@ def _once(
 
     with client(agent) as engine, reference(agent) as scorer:
         info = _report(engine)
+        golden = recording.read(agent)
         same = applied.compare(unit, observed, info, profile, settings, invocation)
         verdict = battery.run(
             engine,
@@ -173,13 +177,15 @@ def _once(
             baseline=baseline,
             applied=same,
             reference=scorer,
+            golden=golden,
             only=only(config),
             on_event=on_event,
             digest=unit.digest,
             invocation=invocation,
         )
+        made = recording.make(agent, engine, settings) if golden is None and verdict.kind == "pass" else None
     journal.emit("verdict", host=config.name, verdict=verdict.to_dict(replay=False))
-    return Proof(verdict, memory_key(config, settings, observed, info), observed, settings)
+    return Proof(verdict, memory_key(config, settings, observed, info), observed, settings, made)
 
 
 def _report(engine: EngineClient) -> dict[str, Any] | None:

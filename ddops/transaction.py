@@ -29,7 +29,7 @@ from ddops.units import Unit
 if TYPE_CHECKING:
     from ddops.journal import Journal
     from ddops.proof import Proof
-    from ddops.prove.evidence import Baseline, Verdict
+    from ddops.prove.evidence import Baseline
 
 PROVE_SECONDS = {"quick": 300, "standard": 900, "deep": 7200}  # what the guard's cap allows for the battery
 
@@ -40,7 +40,7 @@ class Undo:
 
     why: str
     result: Result = Result.ROLLED_BACK
-    verdict: Verdict | None = None
+    proof: Proof | None = None
     known_bad: bool = False
     exit_override: Exit | None = None
     facts: dict[str, Any] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Transaction(Ground):
             return found
         result = Result.INCONCLUSIVE if verdict.kind == "inconclusive" else Result.ROLLED_BACK
         bad = verdict.kind in ("corrupt", "crashed")
-        return Undo(f"{verdict.kind}: {verdict.why}", result, verdict, bad, facts={"key": found.key})
+        return Undo(f"{verdict.kind}: {verdict.why}", result, found, bad)
 
     # ================================================================ confirm
     def _confirm(self, change: Change, found: Proof) -> Outcome:
@@ -230,7 +230,7 @@ class Transaction(Ground):
         proven = self.proof_entry(Kind.PROVEN, unit.digest, found, why=self.options.command)
         confirmed = replace(proven, kind=Kind.CONFIRMED)
         with self.step("confirm"):
-            self.keep_evidence(found.verdict)
+            self.keep_evidence(found)
             lines = to_line(proven), to_line(confirmed)
             agent.call(commands.confirm(agent.unit, agent.run, proven.invocation, unit.digest, *lines))
             state = agent.settled(agent.run, SETTLE_SECONDS)
@@ -265,7 +265,7 @@ class Transaction(Ground):
         self.hold()
         self._remember(end, change)
         observed = self.agent.look()
-        facts = dict(end.facts) | ({"verdict": end.verdict.to_dict(replay=False)} if end.verdict else {})
+        facts = dict(end.facts) | ({"verdict": end.proof.verdict.to_dict(replay=False)} if end.proof else {})
         if observed.etc_unit is None:
             what = f"{self.name}: not proven ({end.why})"
             means = "the unit was taken away again; there was none before"
@@ -306,22 +306,22 @@ class Transaction(Ground):
 
     def _remember(self, end: Undo, change: Change) -> None:
         """Known-bad is only what a verdict or a death says of the configuration, never a fault of the host."""
-        if end.verdict is None and not end.known_bad:
+        if end.proof is None and not end.known_bad:
             return
         try:
-            key = end.facts.get("key") or plan.key(self.config, change.settings, self.agent.look(), None)
+            key = end.proof.key if end.proof else plan.key(self.config, change.settings, self.agent.look(), None)
             entry = self.entry(
                 Kind.FAILED,
                 change.unit.digest,
-                verdict=end.verdict,
+                verdict=end.proof.verdict if end.proof else None,
                 settings=change.settings.to_dict(),
                 key=key,
                 why=end.why,
                 extra={"known_bad": end.known_bad},
             )
             self.agent.record(entry)
-            if end.verdict is not None:
-                self.keep_evidence(end.verdict)
+            if end.proof is not None:
+                self.keep_evidence(end.proof)
         except DdopsError as problem:
             self.warn(f"the failure could not be recorded on the host: {problem.what}")
 

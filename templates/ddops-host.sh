@@ -15,22 +15,29 @@
 #   ddops-host confirm UNIT RUN INVOCATION DIGEST  stdin: two ledger lines (proven, confirmed), base64
 #   ddops-host undo UNIT RUN BY PORT FLOOR WAIT  stdin: why
 #   ddops-host trial UNIT                        where the trial stands
+#   ddops-host guard UNIT RUN                    one tick of the guard: undoes what is overdue, finishes what was cut off
 #   ddops-host record UNIT RUN                   stdin: a ledger line
 #   ddops-host evidence UNIT RUN                 stdin: the full evidence of a verdict, kept beside the ledger
 #   ddops-host stored UNIT DIGEST                a unit kept by its sha256
 #   ddops-host keep UNIT RUN                     keep what is in /etc now by its sha256
+#   ddops-host golden UNIT | keep-golden UNIT RUN  answers recorded with speculation off: print, keep from stdin
 #   ddops-host logs UNIT INVOCATION LINES        the journal of one start only
 #   ddops-host release DIR VERSION MANIFEST_SHA256 [PREFIX...]  stdin: tar with SHA256SUMS, checked before it counts
 set -eu
 umask 022
 export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
-SELF=/usr/local/lib/ddops/ddops-host
+INSTALLED=/usr/local/lib/ddops/ddops-host
 CONTROL=/run/systemd/system.control
 KEPT_LINES=2000
+ROOM=65536          # bytes kept free for the way back, so that a full disk can't stand in it
+SWITCH_STOP=150     # seconds an engine with users may take to stop; then it is killed
+UNDO_STOP=60        # the same for one that is fenced, or no longer wanted
+START_SEEN=30       # seconds in which systemd must begin a start
 
 # Exit statuses the controller tells apart: 64 usage, 65 unit not valid, 66 nothing to act on, 69 no room,
-# 73 held by another run, 74 another release has that name, 75 too late (the other side has the token).
+# 73 held by another run, 74 another release has that name, 75 too late (the other side has the token),
+# 78 a unit that ddops must not replace.
 fail() { code=$1; shift; echo "$*" >&2; exit "$code"; }
 now() { read -r up _ < /proc/uptime; echo "${up%.*}"; }
 put() { cat > "$1.new"; sync "$1.new" 2>/dev/null || sync; mv -f "$1.new" "$1"; }
@@ -51,13 +58,16 @@ names() { # sets every path of UNIT; refuses a name that could leave its folder
     ETC=/etc/systemd/system/$UNIT
     TRIAL=$CONTROL/$UNIT
     FENCE=$CONTROL/$UNIT.d/90-ddops-fence.conf
-    SAFE=$(printf %s "${UNIT%.service}" | tr '@:' '__')
+    # One name for each unit: foo@1 and foo_1 must not share a guard.
+    SAFE=$(printf %s "${UNIT%.service}" | sed 's/_/__/g; s/@/_a/g; s/:/_c/g')
     GUARD=ddops-guard-$SAFE
+    SELF=$LIVE/ddops-host # a copy made when a trial is armed: whatever becomes of the installed one, it ends
     case $verb in
-        observe | trial | logs | check-unit | stored) ;; # looking changes nothing
+        observe | trial | logs | check-unit | stored | golden) ;; # looking changes nothing
         *)
-            mkdir -p "$KEEP/units" "$KEEP/evidence" "$LIVE"
-            chmod 755 /var/lib/ddops "$KEEP" /run/ddops "$LIVE"
+            for d in /var/lib/ddops "$KEEP" "$KEEP/units" "$KEEP/evidence" /run/ddops "$LIVE"; do
+                if [ ! -d "$d" ]; then mkdir -p "$d"; chmod 755 "$d"; fi # and nothing else: the disk may be read-only by now
+            done
             ;;
     esac
 }
@@ -71,15 +81,20 @@ unlocked() { exec 8>&-; }
 # ---------------------------------------------------------------- ledger
 append() { # one line, on disk before we go on; a line torn by a power cut is closed first
     ledger=$KEEP/ledger.ndjson
-    if [ -s "$ledger" ] && [ -n "$(tail -c1 "$ledger")" ]; then echo >> "$ledger"; fi
-    printf '%s\n' "$1" >> "$ledger"
+    if [ -s "$ledger" ] && [ -n "$(tail -c1 "$ledger")" ]; then echo >> "$ledger" || return 1; fi
+    printf '%s\n' "$1" >> "$ledger" || return 1
     sync "$ledger" 2>/dev/null || sync
 }
-append_once() { # KIND RUN LINE: half-finished work is completed forward without writing twice
-    if [ -f "$KEEP/ledger.ndjson" ] && grep -F "\"run\":\"$2\"" "$KEEP/ledger.ndjson" | grep -qF "\"kind\":\"$1\""; then
+append_once() { # KIND RUN LINE: half-finished work is completed forward without writing twice; a torn line doesn't count
+    if [ -f "$KEEP/ledger.ndjson" ] && grep -F "\"run\":\"$2\"" "$KEEP/ledger.ndjson" | grep -F "\"kind\":\"$1\"" | grep -q '}$'; then
         return 0
     fi
     append "$3"
+}
+append_anyway() { # the same, out of the room kept for it when the disk is full; no disk stops what comes after it
+    append_once "$@" && return 0
+    rm -f "$KEEP/room"
+    append_once "$@" || echo "the ledger could not be written: $1 of run $2" >&2
 }
 utc() { date -u +%Y-%m-%dT%H:%M:%SZ; }
 
@@ -98,7 +113,7 @@ lease() {
                 if [ "$(lease_left)" -gt 0 ]; then fail 73 "$(get "$LIVE/lease/holder")"; fi
                 if [ -d "$LIVE/trial" ]; then fail 73 "the trial of run $(get "$LIVE/trial/run") is still open"; fi
             fi
-            rm -rf "$LIVE/lease"; mkdir "$LIVE/lease"
+            if [ "$held" != "$run" ]; then rm -rf "$LIVE/lease"; mkdir "$LIVE/lease"; fi
             head -c 4096 | put "$LIVE/lease/holder"
             echo $(($(now) + ttl)) | put "$LIVE/lease/expires"
             echo "$run" | put "$LIVE/lease/run"
@@ -163,21 +178,27 @@ observe() {
             if [ -f "$r" ]; then echo "release $(digest_of "$r") $(basename "$(dirname "$r")")"; fi
         done
     fi
-    echo "script $(digest_of "$SELF")"
+    echo "script $(digest_of "$INSTALLED")"
     echo "address $(ip -o addr show 2>/dev/null | awk '{ sub("/.*", "", $4); printf "%s ", $4 }')"
     if journalctl -b -q _PID=1 "UNIT=$UNIT" -n 400 -o cat 2>/dev/null | grep -q 'not support BPF'; then echo "no_fence 1"; fi
 }
 
 # ---------------------------------------------------------------- trial and guard
-trial_lines() {
-    where=$LIVE/trial
-    if [ ! -d "$where" ]; then where=$LIVE/last; fi
-    if [ ! -d "$where" ]; then return 0; fi
-    for f in run digest previous token step invocation outcome by port floor wait; do
-        echo "trial.$f $(get "$where/$f")"
+trial_lines() { # of one trial: it may be settled, or another armed, while it is read
+    for again in 1 2 3 4 5; do
+        where=$LIVE/trial open=1
+        if [ ! -d "$where" ]; then where=$LIVE/last open=0; fi
+        node=$(stat -c %i "$where" 2>/dev/null || true)
+        if [ -z "$node" ]; then continue; fi
+        lines=$(for f in run digest previous token step invocation outcome by port floor wait; do
+            echo "trial.$f $(get "$where/$f" 2>/dev/null)"
+        done
+        echo "trial.left $(($(get "$where/deadline" 0 2>/dev/null) - $(now)))" 2>/dev/null || true)
+        if [ "$(stat -c %i "$where" 2>/dev/null || true)" = "$node" ]; then
+            printf '%s\ntrial.open %s\n' "$lines" "$open"
+            return 0
+        fi
     done
-    echo "trial.left $(($(get "$where/deadline" 0) - $(now)))"
-    echo "trial.open $([ -d "$LIVE/trial" ] && echo 1 || echo 0)"
 }
 open_trial() { # RUN's own, still undecided
     if [ ! -d "$LIVE/trial" ]; then
@@ -193,53 +214,64 @@ deadline() { # SECONDS: never beyond the cap
     if [ "$to" -gt "$cap" ]; then to=$cap; fi
     echo "$to" | put "$LIVE/trial/deadline"
 }
+ours() { # what is in /etc may be replaced by a file
+    if [ -L "$ETC" ]; then fail 78 "$ETC is a symbolic link to $(readlink "$ETC"): ddops replaces a unit, never a link or a mask"; fi
+    if [ "$(show LoadState)" = masked ]; then fail 78 "$UNIT is masked: somebody wants it off (systemctl unmask $UNIT)"; fi
+}
+watch() { # RUN: the guard's timer. A transient timer can't be extended, so it repeats and reads the deadline from a
+    # file. Its AccuracySec would otherwise be a minute, and the start limit would stop it after five ticks.
+    systemctl stop "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
+    systemctl reset-failed "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
+    systemd-run --quiet --collect --unit="$GUARD" --on-active=1 --on-unit-inactive=1 --property=StartLimitIntervalSec=0 \
+        --timer-property=AccuracySec=100ms --property=Type=oneshot /bin/sh "$SELF" guard "$UNIT" "$1" 8>&-
+}
 arm() {
     names "$1"; run=$2; seconds=$3; cap=$4
     locked; holds "$run"
     if [ -d "$LIVE/trial" ]; then open_trial "$run"; return 0; fi
+    ours
     rm -rf "$LIVE/trial.new" "$LIVE/last"; mkdir "$LIVE/trial.new"
+    put "$SELF" < "$0"
+    head -c $ROOM /dev/zero > "$LIVE/trial.new/room"
+    head -c $ROOM /dev/zero | put "$KEEP/room"
     echo "$run" > "$LIVE/trial.new/run"
     digest_of "$ETC" > "$LIVE/trial.new/previous"
     echo armed > "$LIVE/trial.new/step"
     echo $(($(now) + cap)) > "$LIVE/trial.new/cap"
     echo $(($(now) + seconds)) > "$LIVE/trial.new/deadline"
-    systemctl stop "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
-    systemctl reset-failed "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
-    # A transient timer can't be extended, so it repeats and reads the deadline from a file. Its AccuracySec
-    # would otherwise be a minute, and the start limit would stop it after five ticks.
-    systemd-run --quiet --collect --unit="$GUARD" --on-active=1 --on-unit-inactive=1 --property=StartLimitIntervalSec=0 \
-        --timer-property=AccuracySec=100ms --property=Type=oneshot "$SELF" guard "$UNIT" "$run" 8>&-
-    mv "$LIVE/trial.new" "$LIVE/trial"
+    watch "$run"
+    mv -T "$LIVE/trial.new" "$LIVE/trial"
 }
 extend() {
     names "$1"; run=$2
     locked; open_trial "$run"; deadline "$3"
+    if ! systemctl is-active --quiet "$GUARD.timer"; then watch "$run"; fi # somebody stopped it
     if [ "$(get "$LIVE/lease/run")" = "$run" ]; then echo $(($(now) + $3)) | put "$LIVE/lease/expires"; fi
 }
 worker() { # NAME VERB ARGS...: a host unit, so that a lost connection changes nothing
     unit=$1; shift
     if systemctl is-active --quiet "$unit.service"; then return 0; fi
     systemctl reset-failed "$unit.service" 2>/dev/null || true
-    systemd-run --quiet --collect --no-block --unit="$unit" "$SELF" "$@" 8>&-
+    systemd-run --quiet --collect --no-block --unit="$unit" /bin/sh "$SELF" "$@" 8>&-
+}
+decide() { # TOKEN BY WHY: from here on nobody else settles this trial
+    rm -f "$LIVE/trial/room" # a full /run must not stand in the way
+    printf '%s\n' "$3" | put "$LIVE/trial/why"
+    printf '%s\n' "$2" | put "$LIVE/trial/by"
+    echo "$1" | put "$LIVE/trial/token"
 }
 guard() { # one tick
     names "$1"; run=$2
-    if [ "$(get "$LIVE/trial/run")" != "$run" ]; then
-        if [ ! -d "$LIVE/trial.new" ]; then systemctl stop --no-block "$GUARD.timer"; fi
-        return 0
-    fi
     locked
-    case $(get "$LIVE/trial/token") in
-        '')
-            if [ "$(now)" -ge "$(get "$LIVE/trial/deadline" 0)" ]; then
-                echo "the guard's deadline passed with nothing confirmed" | put "$LIVE/trial/why"
-                echo guard | put "$LIVE/trial/by"
-                echo undo | put "$LIVE/trial/token"
-                worker "ddops-settle-$SAFE" _undo "$UNIT" "$run"
-            fi
-            ;;
-        confirm) worker "ddops-settle-$SAFE" _confirm "$UNIT" "$run" ;; # half finished: forward
-        undo) worker "ddops-settle-$SAFE" _undo "$UNIT" "$run" ;;
+    if [ ! -d "$LIVE/trial" ]; then systemctl stop --no-block "$GUARD.timer"; return 0; fi
+    [ "$(get "$LIVE/trial/run")" = "$run" ] || return 0
+    if [ -z "$(get "$LIVE/trial/token")" ] && [ "$(now)" -ge "$(get "$LIVE/trial/deadline" 0)" ]; then
+        decide undo guard "the guard's deadline passed with nothing confirmed"
+    fi
+    case $(get "$LIVE/trial/token") in # half-finished work is completed forward
+        '') if [ "$(get "$LIVE/trial/step")" = stopping ]; then worker "ddops-switch-$SAFE" _switch "$UNIT" "$run" || true; fi ;;
+        # Where systemd takes no new unit (a full /run), the tick does it itself.
+        *) worker "ddops-settle-$SAFE" "_$(get "$LIVE/trial/token")" "$UNIT" "$run" || { unlocked; "_$(get "$LIVE/trial/token")" "$UNIT" "$run"; } ;;
     esac
 }
 
@@ -247,9 +279,9 @@ guard() { # one tick
 check_unit() {
     names "$1"
     dir=$(mktemp -d)
+    trap 'rm -rf "$dir"' EXIT
     cat > "$dir/$UNIT"
-    said=$(systemd-analyze verify --recursive-errors=no "$dir/$UNIT" 2>&1) || { rm -rf "$dir"; fail 65 "$said"; }
-    rm -rf "$dir"
+    said=$(systemd-analyze verify --recursive-errors=no "$dir/$UNIT" 2>&1) || fail 65 "$said"
     if printf '%s\n' "$said" | grep -F "$UNIT" >&2; then exit 65; fi
 }
 store() { # DIGEST FILE: units are kept by sha256
@@ -272,22 +304,20 @@ stage() {
     [ "$(show FragmentPath)" = "$TRIAL" ] || fail 65 "systemd loads $UNIT from $(show FragmentPath), not from the trial"
     echo staged | put "$LIVE/trial/step"
 }
-to_etc() { # FILE: write, fsync, rename, fsync the folder
-    cp "$1" "/etc/systemd/system/.$UNIT.ddops"
-    chmod 644 "/etc/systemd/system/.$UNIT.ddops"
-    sync "/etc/systemd/system/.$UNIT.ddops" 2>/dev/null || sync
-    mv -f "/etc/systemd/system/.$UNIT.ddops" "$ETC"
+to_etc() { # DIGEST: a stored unit: write, fsync, rename, fsync the folder
+    new=/etc/systemd/system/.$UNIT.ddops
+    cp "$KEEP/units/$1" "$new" && chmod 644 "$new" && { sync "$new" 2>/dev/null || sync; } \
+        && [ "$(digest_of "$new")" = "$1" ] && mv -f "$new" "$ETC" || { rm -f "$new"; return 1; }
     sync /etc/systemd/system 2>/dev/null || sync
 }
 revoke() {
     names "$1"; run=$2; digest=$3
     locked; holds "$run"; open_trial "$run"
-    [ -f "$KEEP/units/$digest" ] || fail 65 "no stored unit $digest"
-    [ "$(digest_of "$KEEP/units/$digest")" = "$digest" ] || fail 65 "the stored unit $digest is damaged"
+    [ "$(digest_of "$KEEP/units/$digest")" = "$digest" ] || fail 65 "no sound copy of unit $digest is stored"
     append_once revoked "$run" "$(cat)"
-    to_etc "$KEEP/units/$digest"
+    echo "$digest" | put "$LIVE/trial/revoked" # from here on an undo goes to it, and must restart: what runs is revoked
+    to_etc "$digest" || fail 69 "/etc could not be written"
     echo "$digest" | put "$LIVE/trial/previous"
-    : | put "$LIVE/trial/revoked" # from here on an undo must restart: what runs has been revoked
 }
 group_busy() { # GROUP
     if [ -z "$1" ]; then return 1; fi
@@ -296,11 +326,19 @@ group_busy() { # GROUP
     done
     return 1
 }
+group_kill() { # GROUP: what a stop has left alive (KillMode=process, a child that ignores SIGTERM) belongs to the engine
+    for tree in /sys/fs/cgroup /sys/fs/cgroup/unified /sys/fs/cgroup/systemd; do
+        if [ -d "$tree$1" ]; then find "$tree$1" -name cgroup.procs -exec cat {} + 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true; fi
+    done
+}
 emptied() { # GROUP PORT FLOOR WAIT: 0 when the engine has really gone; else says what is left
-    until_then=$(($(now) + $4))
+    begun=$(now)
     while :; do
         left=
-        if group_busy "$1"; then left="processes are left in $1"; fi
+        if group_busy "$1"; then
+            left="processes are left in $1"
+            if [ $(($(now) - begun)) -ge 5 ]; then group_kill "$1"; fi
+        fi
         owner=$(port_owner "$2")
         if [ -n "$owner" ]; then left="port $2 is held by pid $owner ($(tr '\0' ' ' < "/proc/$owner/cmdline" 2>/dev/null | cut -c1-80))"; fi
         if [ "$3" -gt 0 ]; then
@@ -308,16 +346,28 @@ emptied() { # GROUP PORT FLOOR WAIT: 0 when the engine has really gone; else say
             if [ -n "$free" ] && [ "$free" -lt "$3" ]; then left="GPU memory free is $free MiB, below $3"; fi
         fi
         if [ -z "$left" ]; then return 0; fi
-        if [ "$(now)" -ge "$until_then" ]; then echo "$left"; return 1; fi
+        if [ $(($(now) - begun)) -ge "$4" ]; then echo "$left"; return 1; fi
         sleep 0.2
     done
 }
-restart_clean() { # PORT FLOOR WAIT: the same order for a switch and for an undo; prints the fault, if any
+restart_clean() { # STOP: the same order for a switch and for an undo; prints the fault, if any
     group=$(show ControlGroup)
-    systemctl stop "$UNIT"
+    if [ -z "$group" ]; then group=$(get "$LIVE/trial/group"); fi # a stop that was cut off has taken it from systemd
+    echo "$group" | put "$LIVE/trial/group" 2>/dev/null || true
+    if ! timeout "$1" systemctl stop "$UNIT"; then
+        systemctl kill --signal=KILL "$UNIT" 2>/dev/null || true
+        timeout 30 systemctl stop "$UNIT" || true
+    fi
     systemctl reset-failed "$UNIT" 2>/dev/null || true
-    if ! emptied "$group" "$1" "$2" "$3"; then return 1; fi
-    systemctl start --no-block "$UNIT"
+    if ! emptied "$group" "$(get "$LIVE/trial/port" 0)" "$(get "$LIVE/trial/floor" 0)" "$(get "$LIVE/trial/wait" 60)"; then return 1; fi
+    before=$(show InvocationID)
+    if ! said=$(systemctl start --no-block "$UNIT" 2>&1); then echo "systemd did not start it: $said"; return 1; fi
+    # systemd names the last start until the new one has begun, and that may have to wait for other units.
+    begun=$(now)
+    while [ -z "$(show InvocationID)" ] || [ "$(show InvocationID)" = "$before" ]; do
+        if [ $(($(now) - begun)) -ge $START_SEEN ]; then echo "systemd did not begin the start in $START_SEEN s"; return 1; fi
+        sleep 0.1
+    done
 }
 switch() {
     names "$1"; run=$2
@@ -327,19 +377,19 @@ switch() {
         armed) fail 66 "nothing is staged" ;;
         *) return 0 ;; # under way or done: never twice
     esac
-    echo "$3" | put "$LIVE/trial/port"; echo "$4" | put "$LIVE/trial/floor"; echo "$5" | put "$LIVE/trial/wait"
+    room "$3" "$4" "$5"
     echo stopping | put "$LIVE/trial/step"
     worker "ddops-switch-$SAFE" _switch "$UNIT" "$run"
 }
+room() { echo "$1" | put "$LIVE/trial/port"; echo "$2" | put "$LIVE/trial/floor"; echo "$3" | put "$LIVE/trial/wait"; }
 _switch() {
     names "$1"
-    if fault=$(restart_clean "$(get "$LIVE/trial/port")" "$(get "$LIVE/trial/floor")" "$(get "$LIVE/trial/wait")"); then
-        i=0
-        while [ -z "$(show InvocationID)" ] && [ $i -lt 50 ]; do sleep 0.1; i=$((i + 1)); done
+    [ "$(get "$LIVE/trial/run")$(get "$LIVE/trial/step")" = "$2stopping" ] || return 0
+    if fault=$(restart_clean $SWITCH_STOP); then
         show InvocationID | put "$LIVE/trial/invocation"
         echo started | put "$LIVE/trial/step"
     else
-        echo "fault $fault" | put "$LIVE/trial/step"
+        printf 'fault %s\n' "$fault" | head -n 1 | put "$LIVE/trial/step"
     fi
 }
 
@@ -355,7 +405,7 @@ confirm() {
     printf %s "$confirmed_64" | base64 -d | put "$LIVE/trial/confirmed"
     echo "$3" | put "$LIVE/trial/invocation"
     echo "$4" | put "$LIVE/trial/proven_digest"
-    echo confirm | put "$LIVE/trial/token"
+    decide confirm controller confirm
     worker "ddops-settle-$SAFE" _confirm "$UNIT" "$run"
 }
 same_as_proven() { # prints what differs
@@ -364,48 +414,56 @@ same_as_proven() { # prints what differs
     if [ "$(show ActiveState)" != active ]; then echo "the engine is $(show ActiveState)"; fi
     if [ "$(digest_of "$TRIAL")" != "$want" ]; then echo "the trial unit is not the proven one"; fi
     if [ "$(show NeedDaemonReload)" != no ]; then echo "the loaded unit is not the one on disk"; fi
+    if [ "$(digest_of "$ETC")" != "$(get "$LIVE/trial/previous")" ]; then echo "somebody has changed $ETC since the trial began"; fi
+}
+settling() { # RUN: one worker at a time, and only while there is something to settle
+    exec 7> "$LIVE/settling"
+    flock -n 7 && [ "$(get "$LIVE/trial/run")" = "$1" ]
 }
 settle() { # OUTCOME: the last act of either side
     echo "$1" | put "$LIVE/trial/outcome"
-    rm -rf "$LIVE/last"; mv "$LIVE/trial" "$LIVE/last"
+    rm -rf "$LIVE/last"; mv -T "$LIVE/trial" "$LIVE/last"
     systemctl stop --no-block "$GUARD.timer" 2>/dev/null || true
 }
 drop_trial() { # the trial and its fence; what runs keeps running
     rm -f "$TRIAL" "$FENCE"
     systemctl daemon-reload
     # systemd 257 forgets the filter but leaves it attached to a running unit (252 and 255 do not); setting the
-    # property makes it let go. A unit that has rules of its own keeps them.
-    if ! grep -qs '^[[:space:]]*IPAddress' "$ETC"; then
+    # property makes it let go. A unit that has rules of its own, wherever they stand, keeps them.
+    if [ -z "$(show IPAddressDeny)$(show IPAddressAllow)" ]; then
         systemctl set-property --runtime "$UNIT" IPAddressDeny= 2>/dev/null || true
         rm -f "$CONTROL/$UNIT.d/50-IPAddressDeny.conf"
         systemctl daemon-reload
     fi
     rmdir "$CONTROL/$UNIT.d" 2>/dev/null || true
 }
+promoted() { # the rename is the promotion; one that was cut off right after it has happened
+    [ "$(get "$LIVE/trial/previous")" != "$(get "$LIVE/trial/proven_digest")" ] \
+        && [ "$(digest_of "$ETC")" = "$(get "$LIVE/trial/proven_digest")" ]
+}
+promote() { append_once proven "$run" "$(cat "$LIVE/trial/proven")" && to_etc "$(get "$LIVE/trial/proven_digest")"; }
 _confirm() {
     names "$1"; run=$2
-    if [ ! -f "$LIVE/trial/promoted" ]; then
+    settling "$run" || return 0
+    if [ ! -f "$LIVE/trial/promoted" ] && ! promoted; then
         differs=$(same_as_proven)
+        if [ -z "$differs" ] && ! promote; then differs="it could not be written to disk"; fi
         if [ -n "$differs" ]; then
-            printf 'confirm refused: %s\n' "$differs" | put "$LIVE/trial/why"
-            echo confirm | put "$LIVE/trial/by"
-            echo undo | put "$LIVE/trial/token"
-            _undo "$UNIT" "$run"
+            decide undo confirm "confirm refused: $differs"
+            take_back
             return 0
         fi
-        append_once proven "$run" "$(cat "$LIVE/trial/proven")"
-        to_etc "$KEEP/units/$(get "$LIVE/trial/proven_digest")"
-        : | put "$LIVE/trial/promoted"
     fi
+    : | put "$LIVE/trial/promoted"
     drop_trial
     if [ -z "$(get "$LIVE/trial/previous")" ]; then systemctl enable --quiet "$UNIT" || true; fi
     outcome=confirmed
     if [ "$(show InvocationID)" != "$(get "$LIVE/trial/invocation")" ] || [ "$(show ActiveState)" != active ]; then
         # It died between proof and promotion, and a promoted Restart= never revives the dead.
         outcome=confirmed-restarted
-        systemctl start --no-block "$UNIT"
+        systemctl start --no-block "$UNIT" || true
     fi
-    append_once confirmed "$run" "$(cat "$LIVE/trial/confirmed")"
+    append_anyway confirmed "$run" "$(cat "$LIVE/trial/confirmed")"
     settle "$outcome"
 }
 undo() {
@@ -413,34 +471,45 @@ undo() {
     locked
     if [ "$(get "$LIVE/trial/run")" = "$run" ] && [ "$(get "$LIVE/trial/token")" = undo ]; then return 0; fi
     open_trial "$run"
-    head -c 2000 | tr -d '\000-\037"\\' | put "$LIVE/trial/why"
-    echo "$by" | put "$LIVE/trial/by"
-    echo "$4" | put "$LIVE/trial/port"; echo "$5" | put "$LIVE/trial/floor"; echo "$6" | put "$LIVE/trial/wait"
-    echo undo | put "$LIVE/trial/token"
-    worker "ddops-settle-$SAFE" _undo "$UNIT" "$run"
+    rm -f "$LIVE/trial/room"
+    room "$4" "$5" "$6"
+    decide undo "$by" "$(head -c 4000)"
+    worker "ddops-settle-$SAFE" _undo "$UNIT" "$run" || true # the guard's next tick tries again
 }
 _undo() {
     names "$1"; run=$2
-    systemctl stop "ddops-switch-$SAFE.service" 2>/dev/null || true
-    step=$(get "$LIVE/trial/step")
-    drop_trial
-    fault=
-    if [ -f "$ETC" ]; then
-        # Staged but never switched: what runs is still what ran before, untouched and as proven as it was.
-        case $step in
-            armed | staged) if [ -f "$LIVE/trial/revoked" ]; then step=switched; fi ;;
-        esac
-        case $step in
-            armed | staged) ;;
-            *) fault=$(restart_clean "$(get "$LIVE/trial/port" 0)" "$(get "$LIVE/trial/floor" 0)" "$(get "$LIVE/trial/wait" 60)") || systemctl start --no-block "$UNIT" || true ;;
-        esac
-    else
-        systemctl stop "$UNIT" 2>/dev/null || true
+    settling "$run" || return 0
+    take_back
+}
+touched() { # Staged but never switched: what runs is still what ran before, untouched and as proven as it was.
+    [ -f "$LIVE/trial/revoked" ] && return 0
+    case $(get "$LIVE/trial/step") in armed | staged) return 1 ;; esac
+}
+restore() { # what is in /etc runs again; a fault is kept for whoever asks
+    if [ ! -f "$ETC" ]; then
+        timeout $UNDO_STOP systemctl stop "$UNIT" 2>/dev/null || systemctl kill --signal=KILL "$UNIT" 2>/dev/null || true
         systemctl reset-failed "$UNIT" 2>/dev/null || true
+    elif touched && ! fault=$(restart_clean $UNDO_STOP); then
+        printf '%s\n' "$fault" | put "$LIVE/trial/fault" || true
+        systemctl start --no-block "$UNIT" || true
     fi
-    if [ -n "$fault" ]; then echo "$fault" | put "$LIVE/trial/fault"; fi
-    append_once undone "$run" "{\"v\":1,\"kind\":\"undone\",\"run\":\"$run\",\"time\":\"$(utc)\",\"digest\":\"$(get "$LIVE/trial/digest")\",\"boot\":\"$(cat /proc/sys/kernel/random/boot_id)\",\"by\":\"$(get "$LIVE/trial/by")\",\"why\":\"$(get "$LIVE/trial/why" | tr -d '\000-\037"\\')\",\"extra\":{\"restored\":\"$(digest_of "$ETC")\"}}"
+}
+take_back() {
+    systemctl stop "ddops-switch-$SAFE.service" 2>/dev/null || true
+    to=$(get "$LIVE/trial/revoked")
+    if [ -n "$to" ] && [ "$(digest_of "$ETC")" != "$to" ]; then to_etc "$to" || true; fi
+    drop_trial
+    if [ ! -f "$LIVE/trial/restored" ]; then
+        restore
+        : | put "$LIVE/trial/restored" # whatever fails from here on must not restart it again
+    fi
+    append_anyway undone "$run" "$(undone_line)"
     settle undone
+}
+plain() { get "$LIVE/trial/$1" | tr -d '\000-\037"\\'; }
+undone_line() {
+    printf '{"v":1,"kind":"undone","run":"%s","time":"%s","digest":"%s","boot":"%s","by":"%s","why":"%s","extra":{"restored":"%s"}}' \
+        "$run" "$(utc)" "$(get "$LIVE/trial/digest")" "$(cat /proc/sys/kernel/random/boot_id)" "$(plain by)" "$(plain why)" "$(digest_of "$ETC")"
 }
 
 # ---------------------------------------------------------------- the rest
@@ -463,6 +532,8 @@ keep() {
     [ -f "$ETC" ] || fail 66 "$ETC does not exist"
     put "$KEEP/units/$(digest_of "$ETC")" < "$ETC"
 }
+golden() { names "$1"; if [ -f "$KEEP/golden.json" ]; then cat "$KEEP/golden.json"; fi; }
+keep_golden() { names "$1"; locked; holds "$2"; put "$KEEP/golden.json"; }
 logs() {
     names "$1"
     case $2 in *[!0-9a-f]* | '') fail 64 "not an invocation id: $2" ;; esac
@@ -490,8 +561,9 @@ release() {
 
 verb=${1:?usage: see the head of this file}; shift
 case $verb in
-    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | record | evidence | stored | keep | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
+    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | record | evidence | stored | keep | golden | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
     check-unit) check_unit "$@" ;;
+    keep-golden) keep_golden "$@" ;;
     trial) names "$1"; trial_lines; systemctl show "$UNIT" -p ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,StatusText,ExecMainStatus,ExecMainCode,FragmentPath,NeedDaemonReload | sed 's/^/show./; s/=/ /'; echo "uptime $(cut -d' ' -f1 /proc/uptime)" ;;
     *) fail 64 "no verb $verb" ;;
 esac

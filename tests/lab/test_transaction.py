@@ -43,6 +43,8 @@ def test_a_good_change_is_proven_confirmed_and_opened_to_users(operator: Operato
     run = started.end()
     assert run.code == 0, run.err
     assert fenced == "no"
+    outcomes = {e["evidence"]["probe"]: e["evidence"]["outcome"] for e in started.read() if e["event"] == "probe"}
+    assert outcomes["golden"] == "pass", "the first proof on this host recorded answers with speculation off"
     operator.assert_proven(host, 12)
     assert users_get_in(operator, host, seconds=15)
     after = operator.status(host)["invocation"]
