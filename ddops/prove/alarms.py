@@ -112,7 +112,7 @@ def _dominance(text: str, prompt: str) -> Alarm | None:
     visible = [c for c in text if not c.isspace()]
     if len(visible) >= 40:
         char, count = Counter(visible).most_common(1)[0]
-        if count > 0.4 * len(visible) and char not in _DRAWING:
+        if count > 0.4 * len(visible) and char not in _DRAWING and char * 12 not in prompt:
             return Alarm("dominance", f"{count} of {len(visible)} characters are {_shown(char)}")
     words = re.findall(r"\w+", text.lower())
     if len(words) >= 30:
@@ -126,7 +126,7 @@ def _doubled(text: str, prompt: str) -> Alarm | None:
     """`functionction`, `returnreturn`: words with a doubled stretch of 3 or more letters. Rare in truth."""
     words = _WORD.findall(text)
     bad = [w for w in words if _DOUBLED.search(w) and w not in prompt]
-    if len(bad) >= 2 and len(bad) > 0.02 * len(words):
+    if len(bad) >= 3 and len(bad) > 0.02 * len(words):
         return Alarm("doubled", f"doubled syllables: {_shown(', '.join(sorted(set(bad))[:3]))}")
     return None
 

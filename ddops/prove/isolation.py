@@ -7,7 +7,7 @@ wrong conversation is found no other way.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 _ANIMALS = ("ZEBRA", "OTTER", "HERON", "BISON", "LYNX", "RAVEN", "TAPIR", "GECKO", "MOOSE", "VIPER", "KOALA", "CRANE")
@@ -23,16 +23,17 @@ class Leak:
     mark: str
 
 
-def make_marks(rng: random.Random, count: int) -> tuple[str, ...]:
-    """Code words, all different: ZEBRA-4417, K7Q2-XN."""
-    found: dict[str, None] = {}
-    while len(found) < count:
+def draw_marks(rng: random.Random) -> Iterator[str]:
+    """Code words without end, all different: ZEBRA-4417, K7Q2-XN."""
+    seen: set[str] = set()
+    while True:
         if rng.random() < 0.5:
             mark = f"{rng.choice(_ANIMALS)}-{rng.randrange(1000, 9999)}"
         else:
             mark = f"{''.join(rng.choices(_CODE, k=4))}-{''.join(rng.choices(_CODE, k=2))}"
-        found[mark] = None
-    return tuple(found)
+        if mark not in seen:
+            seen.add(mark)
+            yield mark
 
 
 def leaks(marks: Mapping[int, Iterable[str]], texts: Mapping[int, str]) -> list[Leak]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddops.prove import answers, copying
 from ddops.prove.answers import Check
-from ddops.prove.isolation import make_marks
+from ddops.prove.isolation import draw_marks
 from ddops.prove.problems import KIN, STANDARD, Problem
 
 
@@ -94,7 +94,7 @@ class Maker:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self._marks = iter(make_marks(rng, 4000))
+        self._marks = draw_marks(rng)
 
     def code(self, problem: Problem) -> Item:
         return Item(Kind.CODE, problem.prompt, {"function": problem.name}, 640, problems=(problem,))
