@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ddops import report as views
-from ddops.errors import UsageError
+from ddops.errors import Exit, UsageError
 from ddops.journal.events import Journal, Sink
 from ddops.journal.lines import Lines
 from ddops.journal.secrets import redact
@@ -114,7 +114,8 @@ class Outputs:
         if self._environ.get("GITHUB_ACTIONS") == "true":
             summary = views.for_ci(summary)
             _say(sys.stderr, "".join(line + "\n" for line in views.annotate(run)))
-        _say(sys.stderr if stdout_taken else sys.stdout, summary)
+        failed = run.exit not in (None, int(Exit.OK), int(Exit.CHANGES))  # an error is no data: it goes to stderr
+        _say(sys.stderr if stdout_taken or failed else sys.stdout, summary)
         if self._as_json:
             _say(sys.stdout, json.dumps(views.document(run), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         if self._junit:

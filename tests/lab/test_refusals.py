@@ -63,7 +63,7 @@ def test_a_held_host_is_left_alone(operator: Operator, host: Host) -> None:
     run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
     assert run.code == 7
     assert "somebody" in _one_line(run.err)
-    assert operator.ddops("unlock", "--host", host.name).code == 0
+    assert operator.ddops("unlock", "--host", host.name).code == 0, "and a dead run's lease can be taken away"
 
 
 @pytest.mark.usefixtures("untouched")
