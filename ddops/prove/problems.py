@@ -224,12 +224,12 @@ KIN = (
         lambda r: (r.randint(1600, 2400),),
     ),
     Problem(
-        "count_words",
-        "count_words(text)",
-        "returns the number of words in text",
-        lambda t: len(t.split()),
-        (("a b c",), ("",)),
-        lambda r: (_sentence(r),),
+        "is_power_of_two",
+        "is_power_of_two(n)",
+        "returns True if n is a power of two",
+        lambda n: n > 0 and n & (n - 1) == 0,
+        ((1,), (2,), (6,), (64,)),
+        lambda r: (2 ** r.randint(0, 12) if r.random() < 0.5 else r.randint(1, 4000),),
     ),
     Problem(
         "list_sum",

@@ -43,7 +43,7 @@ SOLUTIONS = {
     "is_even": "def is_even(n):\n    return n % 2 == 0",
     "lcm": "def lcm(a, b):\n    import math\n    return math.lcm(a, b)",
     "is_leap_year": "def is_leap_year(year):\n    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)",
-    "count_words": "def count_words(text):\n    return len(text.split())",
+    "is_power_of_two": "def is_power_of_two(n):\n    return n > 0 and n & (n - 1) == 0",
     "list_sum": "def list_sum(numbers):\n    return sum(numbers)",
     "second_largest": "def second_largest(numbers):\n    return sorted(set(numbers))[-2]",
     "is_sorted": "def is_sorted(items):\n    return items == sorted(items)",
