@@ -100,8 +100,11 @@ def test_a_product_over_the_limit_is_refused_with_the_largest_value_that_fits(op
 
 @pytest.mark.usefixtures("untouched")
 def test_a_full_disk_is_refused(operator: Operator, host: Host) -> None:
-    with host.fill("/var/lib/ddops"):
+    host.fill("/")
+    try:
         run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    finally:
+        host.unfill("/")
     assert run.code in (3, 4), run.err
     assert "space" in run.err or "disk" in run.err
 
