@@ -113,7 +113,9 @@ class Bench:
             return []
         make = self.session.make
         items = [*make.standard()[:2], make.copy(6), make.json()]
-        self.off_turns = self.session.send("off", [(i, self.session.ask_for(i, mode="off")) for i in items], overtime=True)
+        # A hundred tokens of each calibrate well enough, and a damaged engine may never stop by itself.
+        asks = [(item, self.session.ask_for(item, mode="off", max_tokens=100)) for item in items]
+        self.off_turns = self.session.send("off", asks, overtime=True)
         return [t.reply for t in self.off_turns if t.whole and t.reply is not None and t.reply.ids]
 
     def judge(self, turns: Sequence[Turn]) -> None:

@@ -216,6 +216,13 @@ def reply_of(ask: Ask, raw: dict[str, Any], started: float, seconds: float) -> R
     )
 
 
+def _text_of(source: Mapping[str, Any] | None, names: tuple[str, ...]) -> str:
+    value = dialects.first(source, names)
+    if value is not None and not isinstance(value, str):
+        raise Malformed(f"{names[0]} is not text")
+    return value or ""
+
+
 def _finish(source: Mapping[str, Any] | None) -> str:
     reason = (source or {}).get("finish_reason")
     kind = reason.get("type") if isinstance(reason, Mapping) else reason
@@ -297,9 +304,11 @@ class Assembler:
         if isinstance(usage, Mapping):
             self.sources.append(usage)
         for choice in event["choices"][:1]:
+            if not isinstance(choice, Mapping):
+                raise Malformed("a stream event's choice is not an object")
             delta = choice.get("delta") if isinstance(choice.get("delta"), Mapping) else choice
-            new = delta.get("content", delta.get("text")) or ""
-            self.reasoning += dialects.first(delta, ("reasoning_content", "reasoning")) or ""
+            new = _text_of(delta, ("content", "text"))
+            self.reasoning += _text_of(delta, ("reasoning_content", "reasoning"))
             self.text += new
             info = choice.get("meta_info") if isinstance(choice.get("meta_info"), Mapping) else {}
             whole = dialects.ids(info, ("output_ids", "output_token_ids"))

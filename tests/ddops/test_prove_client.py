@@ -115,6 +115,8 @@ STREAMS: dict[str, tuple[list[bytes], type[EngineError]]] = {
     "ends without its mark": ([b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'], Gone),
     "carries an error": ([b'data: {"error":{"message":"EngineCore died","code":500}}\n\n', b"data: [DONE]\n\n"], Broken),
     "is no JSON": ([b"data: {oops\n\n", b"data: [DONE]\n\n"], Malformed),
+    "has a choice that is none": ([b'data: {"choices":[null]}\n\n', b"data: [DONE]\n\n"], Malformed),
+    "has content that is no text": ([b'data: {"choices":[{"delta":{"content":{}}}]}\n\n', b"data: [DONE]\n\n"], Malformed),
     "is not an object": ([b"data: 3\n\n", b"data: [DONE]\n\n"], Malformed),
 }
 
@@ -135,7 +137,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(json_values, st.booleans(), st.sampled_from(["ddtree", "sglang", "vllm"]))
 def test_no_reply_makes_the_client_crash(value: Any, stream: bool, kind: str) -> None:
     data = json.dumps(value).encode()
