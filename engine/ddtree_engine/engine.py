@@ -280,19 +280,16 @@ def _runner(
 ) -> Runner:
     if checked.device.type == "cpu":
         return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
-    from ddtree_engine import cuda, tiles
+    from ddtree_engine import graphs, kernels, tiles
 
-    runner, config, sizes = (
-        cuda.CudaRunner(loaded.target, loaded.drafter, loaded.cache, checked.device),
-        checked.config,
-        checked.sizes,
-    )
+    config, sizes = checked.config, checked.sizes
+    runner = graphs.CudaRunner(loaded.target, loaded.drafter, loaded.cache, checked.device, kernels.TileAttention)
     if config.disable_cuda_graph or faults is not None:  # corruption points are on the host, between the steps
         return runner
     if sizes.budget > tiles.MAX_NODES:
         log.warning("trees above %d nodes run without CUDA graphs and Triton attention", tiles.MAX_NODES)
         return runner
-    shape = cuda.Shape(
+    shape = graphs.Shape(
         max_requests=min(config.max_running_requests, config.cuda_graph_max_bs or config.max_running_requests),
         max_nodes=sizes.budget,
         block=sizes.block,

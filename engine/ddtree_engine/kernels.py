@@ -1,48 +1,23 @@
 """Triton kernels of the CUDA path: attention of rows over slabs, and the two element-wise steps around it.
 
 Attention is split-KV ("flash decoding"): each program handles one tile of rows of one request, one key head and one part of
-the slab; a second kernel joins the parts. What a row sees is a count and a mask: slots base .. base + visible - 1 of its
-slab, and slot base + visible + j for every set bit j of its 64-bit ancestor mask (the root is part of `visible`). Prefill
-rows, plain steps, drafted blocks and trees up to 64 nodes are all of this form.
+the slab; a second kernel joins the parts. `tiles.py` says what a row sees and defines the result.
 
-Needs CUDA and triton; nothing here is imported on CPU. `reference_attention` is the same function in plain PyTorch.
+Needs triton, and CUDA to run: imported only where the device is CUDA.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from ddtree_engine.tiles import MAX_NODES
+from ddtree_engine.checkpoint import StackConfig
+from ddtree_engine.model import Norm, Rope
+from ddtree_engine.tiles import AttentionShape, RowSight, Tiles, rows_per_tile
 
-BLOCK_M = 64  # rows x query heads of a group in one tile
 BLOCK_N = 64  # slots read at once
 MAX_SPLITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class RowSight:
-    """Per row, int64 [rows] each: first slot of the slab, slots seen from it, ancestor bits beyond them."""
-
-    base: torch.Tensor
-    visible: torch.Tensor
-    bits: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Consecutive rows of one request, int64 [tiles] each. A tile of no rows is skipped, so tables may be padded."""
-
-    first: torch.Tensor
-    rows: torch.Tensor
-    seen: torch.Tensor  # slots of the slab that any row of the tile may see
-
-
-def rows_per_tile(groups: int) -> int:
-    return max(1, BLOCK_M // groups)
 
 
 def splits_for(tiles: int, kv_heads: int, processors: int) -> int:
@@ -157,23 +132,23 @@ def _join_parts(
 class TileAttention:
     """Attention over rows for one shape of pass; scratch space is allocated once, so that graphs can replay it."""
 
-    def __init__(
-        self, rows: int, tiles: int, heads: int, kv_heads: int, dim: int, device: torch.device, processors: int
-    ) -> None:
-        self._heads, self._groups, self._dim = heads, heads // kv_heads, dim
-        self._tiles, self._kv_heads = tiles, kv_heads
-        self._splits = splits_for(tiles, kv_heads, processors)
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
+        self._shape, self._groups = shape, shape.heads // shape.kv_heads
+        cuda = device.type == "cuda"
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 132
+        self._splits = splits = splits_for(shape.tiles, shape.kv_heads, processors)
         # Rows that belong to no tile are never written: zeros and a total of one keep them finite.
-        self._parts = torch.zeros(rows, heads, self._splits, dim, dtype=torch.float32, device=device)
-        self._stats = torch.ones(rows, heads, self._splits, 2, dtype=torch.float32, device=device)
+        self._parts = torch.zeros(shape.rows, shape.heads, splits, shape.dim, dtype=torch.float32, device=device)
+        self._stats = torch.ones(shape.rows, shape.heads, splits, 2, dtype=torch.float32, device=device)
 
     def __call__(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: RowSight, tiles: Tiles
     ) -> torch.Tensor:
         """queries [rows, heads, dim], keys and values [slots, kv heads, dim] -> [rows, heads * dim]."""
-        rows, pad = queries.shape[0], triton.next_power_of_2(self._dim)
-        out = torch.empty(rows, self._heads * self._dim, dtype=queries.dtype, device=queries.device)
-        _attend_part[(self._tiles, self._kv_heads, self._splits)](
+        rows, dim = queries.shape[0], self._shape.dim
+        pad = triton.next_power_of_2(dim)
+        out = torch.empty(rows, self._shape.heads * dim, dtype=queries.dtype, device=queries.device)
+        _attend_part[(self._shape.tiles, self._shape.kv_heads, self._splits)](
             queries,
             keys,
             values,
@@ -185,21 +160,21 @@ class TileAttention:
             tiles.seen,
             self._parts,
             self._stats,
-            self._dim**-0.5 * 1.4426950408889634,
+            dim**-0.5 * 1.4426950408889634,
             queries.stride(0),
             queries.stride(1),
             keys.stride(0),
             keys.stride(1),
-            self._heads,
+            self._shape.heads,
             GROUPS=self._groups,
-            DIM=self._dim,
+            DIM=dim,
             DIM_PAD=pad,
             SPLITS=self._splits,
             M=max(16, triton.next_power_of_2(rows_per_tile(self._groups) * self._groups)),
             N=BLOCK_N,
             EXACT=queries.dtype == torch.float32,
         )
-        _join_parts[(rows * self._heads,)](self._parts, self._stats, out, DIM=self._dim, DIM_PAD=pad, SPLITS=self._splits)
+        _join_parts[(rows * self._shape.heads,)](self._parts, self._stats, out, DIM=dim, DIM_PAD=pad, SPLITS=self._splits)
         return out
 
 
@@ -304,16 +279,27 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def reference_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: RowSight) -> torch.Tensor:
-    """What `TileAttention` computes, row by row in float32: the definition that it is tested against."""
-    groups, outs = queries.shape[1] // keys.shape[1], []
-    for row in range(queries.shape[0]):
-        base, visible = int(sight.base[row]), int(sight.visible[row])
-        bits = int(sight.bits[row])
-        slots = [base + i for i in range(visible)]
-        slots += [base + visible + j for j in range(MAX_NODES) if bits >> j & 1]
-        k = keys[slots].float().repeat_interleave(groups, 1)  # [seen, heads, dim]
-        v = values[slots].float().repeat_interleave(groups, 1)
-        scores = torch.einsum("hd,shd->hs", queries[row].float(), k) * queries.shape[-1] ** -0.5
-        outs.append(torch.einsum("hs,shd->hd", scores.softmax(-1), v).flatten())
-    return torch.stack(outs).to(queries.dtype)
+class TritonSteps:
+    """The fused element-wise steps (see `model.Steps`)."""
+
+    def __init__(self, config: StackConfig, rope: Rope) -> None:
+        self._config, self._rope = config, rope
+
+    def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        self._positions, self._slots = positions, slots
+
+    def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return norm_rope_store(
+            qkv,
+            qk_norm.weight_float,
+            qk_norm.eps,
+            self._rope.turns,
+            self._positions,
+            self._slots,
+            keys,
+            values,
+            self._config.heads,
+        )
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return swiglu(gate_up)

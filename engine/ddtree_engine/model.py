@@ -163,7 +163,7 @@ class TorchSteps:
 
 
 def _triton_steps() -> type[Steps]:
-    from ddtree_engine.cuda import TritonSteps
+    from ddtree_engine.kernels import TritonSteps
 
     return TritonSteps
 

@@ -111,7 +111,7 @@ class Runner:
         return False
 
     def replay(self, rows: RowBatch, samplings: Sequence[RowSampling], settle: Sequence[Settle]) -> Replay:
-        """Verify, walk, commit and draft in one go (see `cuda.py`); without `settle` only verify."""
+        """Verify, walk, commit and draft in one go (see `graphs.py`); without `settle` only verify."""
         raise AssertionError("only a runner whose `replays` said yes is asked to")
 
     def probe_verify(self, segments: Sequence[Segment]) -> None:

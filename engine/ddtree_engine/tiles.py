@@ -1,15 +1,87 @@
-"""From row batches to the tables of the attention kernel: what each row sees, and which rows form a tile. Pure numpy."""
+"""From row batches to the tables of the attention kernel: what each row sees, and which rows form a tile.
+
+What a row sees is a count and a mask: slots base .. base + visible - 1 of its slab, and slot base + visible + j for every
+set bit j of its 64-bit ancestor mask (the root is part of `visible`). Prefill rows, plain steps, drafted blocks and trees
+up to 64 nodes are all of this form. `ReferenceAttention` is its definition in plain PyTorch; the kernel is in `kernels.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from ddtree_engine.rows import Segment, Sight
 from ddtree_engine.tree import ancestor_bits
 
 MAX_NODES = 64  # bits of a row's mask
+BLOCK_M = 64  # rows x query heads of a group in one tile
+
+
+@dataclass(frozen=True, slots=True)
+class RowSight:
+    """Per row, int64 [rows] each: first slot of the slab, slots seen from it, ancestor bits beyond them."""
+
+    base: torch.Tensor
+    visible: torch.Tensor
+    bits: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Consecutive rows of one request, int64 [tiles] each. A tile of no rows is skipped, so tables may be padded."""
+
+    first: torch.Tensor
+    rows: torch.Tensor
+    seen: torch.Tensor  # slots of the slab that any row of the tile may see
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes of a pass that an attention is set up for."""
+
+    rows: int
+    tiles: int
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+class TiledAttention(Protocol):
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: RowSight, tiles: Tiles
+    ) -> torch.Tensor:
+        """queries [rows, heads, dim], keys and values [slots, kv heads, dim] -> [rows, heads * dim]."""
+        ...
+
+
+class ReferenceAttention:
+    """The definition, in float32: dense over the longest sight. Rows that see nothing give zeros; `tiles` are not used."""
+
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
+        self._groups = shape.heads // shape.kv_heads
+
+    def __call__(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: RowSight, tiles: Tiles
+    ) -> torch.Tensor:
+        at = torch.arange(int(sight.visible.max()) + MAX_NODES, device=queries.device)
+        beyond = at - sight.visible[:, None]
+        bit = (sight.bits[:, None] >> beyond.clamp(0, MAX_NODES - 1)) & 1
+        sees = (beyond < 0) | ((beyond < MAX_NODES) & (bit == 1))
+        slots = (sight.base[:, None] + at).clamp(max=keys.shape[0] - 1)
+        k = keys[slots].float().repeat_interleave(self._groups, 2)  # [rows, seen, heads, dim]
+        v = values[slots].float().repeat_interleave(self._groups, 2)
+        scores = torch.einsum("rhd,rshd->rhs", queries.float(), k) * queries.shape[-1] ** -0.5
+        weights = scores.masked_fill(~sees[:, None], -torch.inf).softmax(-1).nan_to_num()
+        return torch.einsum("rhs,rshd->rhd", weights, v).flatten(1).to(queries.dtype)
+
+
+def rows_per_tile(groups: int) -> int:
+    """`groups`: query heads per key head."""
+    return max(1, BLOCK_M // groups)
 
 
 def sight_table(segments: Sequence[Segment]) -> np.ndarray:

@@ -6,9 +6,10 @@ were within TIE of each other (noise included); anything else fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,8 +39,8 @@ def reference(pair: Pair) -> Reference:
 
 
 @pytest.fixture
-def engine(pair: Pair) -> Iterator[Engine]:
-    yield pair.engine(speculative_ddtree_budget=24)
+def engine(pair: Pair) -> Engine:
+    return pair.engine(speculative_ddtree_budget=24)
 
 
 def is_tie(reference: Reference, prompt: Sequence[int], said: Sequence[int], rival: int, s: Sampling) -> bool:
@@ -363,31 +364,32 @@ BUNDLED = Path(__file__).parents[2] / "engine" / "models"
 """The models that ship with the engine; these tests are what holds them to the promise."""
 
 
-@pytest.mark.parametrize("drafter", ["drafter-b16", "drafter-b8"])
-def test_bundled_models_say_the_same_with_and_without_speculation(drafter: str) -> None:
+def bundled_prompts() -> list[list[int]]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(BUNDLED / "target" / "tokenizer.json"))
     tasks = ["is_palindrome(s)", "fib(n)", "merge_sorted(a, b)", "word_count(text)", "gcd(a, b)"]
-    prompts = [
-        tokenizer.encode(
-            f"<|im_start|>user\nWrite a Python function {task}.<|im_end|>\n<|im_start|>assistant\n",
-            add_special_tokens=False,
-        ).ids
-        for task in tasks
-    ]
-    engine = Engine.load(
-        EngineConfig(
-            str(BUNDLED / "target"),
-            dtype="float32",
-            device="cpu",
-            num_threads=2,
-            speculative_algorithm=Algorithm.DDTREE,
-            speculative_draft_model_path=str(BUNDLED / drafter),
-            speculative_ddtree_budget=24,
-        )
-    )
-    reference = Reference(BUNDLED / "target")
+    chat = "<|im_start|>user\nWrite a Python function {}.<|im_end|>\n<|im_start|>assistant\n"
+    return [tokenizer.encode(chat.format(task), add_special_tokens=False).ids for task in tasks]
+
+
+def bundled_engine(drafter: str, **changes: Any) -> Engine:
+    settings: dict[str, Any] = {
+        "model_path": str(BUNDLED / "target"),
+        "dtype": "float32",
+        "device": "cpu",
+        "num_threads": 2,
+        "max_running_requests": 5,
+        "speculative_algorithm": Algorithm.DDTREE,
+        "speculative_draft_model_path": str(BUNDLED / drafter),
+        "speculative_ddtree_budget": 24,
+    }
+    return Engine.load(EngineConfig(**settings | changes))
+
+
+@pytest.mark.parametrize("drafter", ["drafter-b16", "drafter-b8"])
+def test_bundled_models_say_the_same_with_and_without_speculation(drafter: str) -> None:
+    prompts, engine, reference = bundled_prompts(), bundled_engine(drafter), Reference(BUNDLED / "target")
     for s in (Sampling(max_new_tokens=160), Sampling(max_new_tokens=160, temperature=0.7, seed=3)):
         answers = engine.generate(prompts, s, SpecMode.OFF)
         for mode in ANSWERS:

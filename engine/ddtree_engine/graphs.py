@@ -1,9 +1,9 @@
-"""The CUDA runner: the same passes as `runner.py` with Triton kernels, and pure decoding rounds replayed as CUDA graphs.
+"""The CUDA runner: the passes of `runner.py` with tiled attention, and pure decoding rounds replayed as CUDA graphs.
 
 Two graphs make a round, launched back to back without waiting: `verify` (per bucket of rows: target, logits, greedy choices)
 and `settle` (per bucket of requests: walk the trees, compact the cache, extend the drafter's context, draft, top-k). Then
 one copy brings choices and candidates to the host, which walks the same trees again for its own books. Rounds with
-prefill chunks run without graphs.
+prefill chunks run without graphs. Without a capture the same steps are computed as they are (on CPU, in tests).
 """
 
 from __future__ import annotations
@@ -15,42 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ddtree_engine import kernels, tiles
+from ddtree_engine import tiles
 from ddtree_engine.attention import Attend
 from ddtree_engine.cache import Cache
-from ddtree_engine.checkpoint import StackConfig
 from ddtree_engine.drafter import Drafter
-from ddtree_engine.kernels import RowSight, TileAttention, Tiles
-from ddtree_engine.model import Norm, Rope, Target
+from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment
 from ddtree_engine.runner import Replay, Runner, Settle
 from ddtree_engine.sampling import RowSampling, choose
-
-
-class TritonSteps:
-    """The fused element-wise steps (see `model.Steps`)."""
-
-    def __init__(self, config: StackConfig, rope: Rope) -> None:
-        self._config, self._rope = config, rope
-
-    def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        self._positions, self._slots = positions, slots
-
-    def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return kernels.norm_rope_store(
-            qkv,
-            qk_norm.weight_float,
-            qk_norm.eps,
-            self._rope.turns,
-            self._positions,
-            self._slots,
-            keys,
-            values,
-            self._config.heads,
-        )
-
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return kernels.swiglu(gate_up)
+from ddtree_engine.tiles import AttentionShape, RowSight, TiledAttention, Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +78,31 @@ class _Inputs:
 
 
 class CudaRunner(Runner):
-    """Triton attention up to 64 nodes a tree (SDPA above), graphs where they were captured."""
+    """Tiled attention up to 64 nodes a tree (SDPA above), graphs where they were captured."""
 
-    def __init__(self, target: Target, drafter: Drafter | None, cache: Cache, device: torch.device) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        cache: Cache,
+        device: torch.device,
+        attention: Callable[[AttentionShape, torch.device], TiledAttention],
+    ) -> None:
         super().__init__(target, drafter, cache, device)
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-        self._graphs: _Graphs | None = None
+        self.attention = attention
+        self._graphs: Graphs | None = None
 
     def _attend(self, rows: RowBatch, heads: int, kv_heads: int) -> Attend:
         if not tiles.fits(rows.segments):
             return super()._attend(rows, heads, kv_heads)
-        per_tile = kernels.rows_per_tile(heads // kv_heads)
+        per_tile = tiles.rows_per_tile(heads // kv_heads)
         sight, table = tiles.sight_table(rows.segments), tiles.tile_table(rows.segments, per_tile)
         packed = torch.from_numpy(np.concatenate([sight.ravel(), table.ravel()])).to(self.device)
         base, visible, bits = packed[: sight.size].view(3, -1)
         first, count, seen = packed[sight.size :].view(3, -1)
-        dim = self.target.config.stack.head_dim
+        shape = AttentionShape(rows.rows, table.shape[1], heads, kv_heads, self.target.config.stack.head_dim)
         return _attend_with(
-            TileAttention(rows.rows, table.shape[1], heads, kv_heads, dim, self.device, self._processors),
+            self.attention(shape, self.device),
             RowSight(base, visible, bits),
             Tiles(first, count, seen),
         )
@@ -131,8 +111,9 @@ class CudaRunner(Runner):
 
     def capture(self, shape: Shape, progress: Callable[[float], None]) -> None:
         """Capture every bucket; about a second each for a large model."""
-        self._graphs = _Graphs(self, shape)
-        self._graphs.capture(progress)
+        self._graphs = Graphs(self, shape)
+        if self.device.type == "cuda":
+            self._graphs.capture(progress)
         self.staircase = True
         self.row_sizes, self.request_sizes = shape.row_buckets, shape.request_buckets
 
@@ -146,11 +127,11 @@ class CudaRunner(Runner):
         return self._graphs.replay(rows, samplings, settle)
 
 
-def _attend_with(attention: TileAttention, sight: RowSight, table: Tiles) -> Attend:
+def _attend_with(attention: TiledAttention, sight: RowSight, table: Tiles) -> Attend:
     return lambda queries, keys, values: attention(queries, keys, values, sight, table)
 
 
-class _Graphs:
+class Graphs:
     """All captured graphs, their static inputs and the one output buffer."""
 
     def __init__(self, runner: CudaRunner, shape: Shape) -> None:
@@ -235,17 +216,17 @@ class _Captured:
 class _Verify(_Captured):
     """Target pass, features, logits and greedy choices of up to `rows` rows."""
 
-    def __init__(self, runner: CudaRunner, shared: _Graphs, rows: int, shape: Shape) -> None:
+    def __init__(self, runner: CudaRunner, shared: Graphs, rows: int, shape: Shape) -> None:
         super().__init__()
         self._runner, self._shared, self._rows = runner, shared, rows
         stack = runner.target.config.stack
-        self._per_tile = kernels.rows_per_tile(stack.heads // stack.kv_heads)
+        self._per_tile = tiles.rows_per_tile(stack.heads // stack.kv_heads)
         count = tiles.tiles_at_most(rows, shape.max_requests, self._per_tile)
         names = ("token", "position", "slot", "base", "visible", "bits")
         sizes = dict.fromkeys(names, rows) | dict.fromkeys(("tile_first", "tile_rows", "tile_seen"), count)
         self._inputs = _Inputs(sizes, runner.device)
-        self._attention = TileAttention(
-            rows, count, stack.heads, stack.kv_heads, stack.head_dim, runner.device, runner._processors
+        self._attention = runner.attention(
+            AttentionShape(rows, count, stack.heads, stack.kv_heads, stack.head_dim), runner.device
         )
         self._inputs.fill("slot", np.empty(0), runner.cache.shape.slots - 1)
         self._inputs.send()
@@ -286,7 +267,7 @@ class _Verify(_Captured):
 class _Settle(_Captured):
     """Walk, compact, extend the context, draft: for up to `requests` requests."""
 
-    def __init__(self, runner: CudaRunner, drafter: Drafter, shared: _Graphs, requests: int, shape: Shape) -> None:
+    def __init__(self, runner: CudaRunner, drafter: Drafter, shared: Graphs, requests: int, shape: Shape) -> None:
         super().__init__()
         self._runner, self._drafter, self._shared, self._shape = runner, drafter, shared, shape
         self.requests = requests
@@ -295,17 +276,10 @@ class _Settle(_Captured):
         sizes |= dict.fromkeys(("parent", "token"), requests * self._width)
         self._inputs = _Inputs(sizes, device)
         stack, block = drafter.config.stack, shape.block
-        per_tile = kernels.rows_per_tile(stack.heads // stack.kv_heads)
+        per_tile = tiles.rows_per_tile(stack.heads // stack.kv_heads)
         parts = math.ceil(block / per_tile)
-        self._attention = TileAttention(
-            requests * block,
-            requests * parts,
-            stack.heads,
-            stack.kv_heads,
-            stack.head_dim,
-            device,
-            runner._processors,
-        )
+        shape_here = AttentionShape(requests * block, requests * parts, stack.heads, stack.kv_heads, stack.head_dim)
+        self._attention = runner.attention(shape_here, device)
         starts = torch.arange(parts, device=device) * per_tile
         self._tile_first = (torch.arange(requests, device=device)[:, None] * block + starts).flatten()
         self._tile_rows = (block - starts).clamp(max=per_tile).repeat(requests)

@@ -1,0 +1,190 @@
+"""Replayed rounds compute what eager ones compute: the walk, compaction and drafting on the device, batch after batch.
+
+On CPU with the attention's definition in place of the kernel, and graphs computed instead of replayed; `tests/gpu` runs the
+same checks on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ddtree_engine.config import SpecMode
+from ddtree_engine.engine import Engine, collect
+from ddtree_engine.graphs import CudaRunner, Shape
+from ddtree_engine.requests import Request, Sampling
+from ddtree_engine.runner import Settle
+from ddtree_engine.tiles import ReferenceAttention
+from ddtree_engine.tree import best_first, chain, root_only
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.small_models import DRAFTER, TARGET, Pair, Reference
+from tests.engine.test_exactness import BUNDLED, PROMPTS, assert_same, bundled_engine, bundled_prompts
+
+GREEDY = Sampling(max_new_tokens=60, ignore_eos=True)
+WARM = replace(GREEDY, temperature=0.9, seed=13)
+SIZES = {"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("pair"), TARGET | SIZES, DRAFTER | SIZES)
+
+
+def replaying(pair: Pair, **changes: Any) -> Engine:
+    """An engine whose decoding rounds are replayed."""
+    return replay_in(pair.engine(**changes), graphs=not changes.get("disable_cuda_graph"))
+
+
+def replay_in(engine: Engine, *, graphs: bool = True) -> Engine:
+    plain, had = engine._decoder.runner, engine._decoder.settings
+    runner = CudaRunner(plain.target, plain.drafter, plain.cache, plain.device, ReferenceAttention)
+    if graphs:
+        with torch.inference_mode():
+            shape = Shape(had.max_running, min(had.budget, 64), had.block_size, had.topk_cap)
+            runner.capture(shape, lambda share: None)
+    engine._decoder.runner = runner
+    return engine
+
+
+@pytest.fixture(scope="module")
+def engine(pair: Pair) -> Engine:
+    return replaying(pair, speculative_ddtree_budget=12)
+
+
+@pytest.fixture(scope="module")
+def reference(pair: Pair) -> Reference:
+    return Reference(pair.target, pair.drafter)
+
+
+@pytest.mark.parametrize("s", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("mode", SpecMode)
+def test_replayed_rounds_say_what_plain_decoding_says(
+    pair: Pair, engine: Engine, reference: Reference, s: Sampling, mode: SpecMode
+) -> None:
+    expected = pair.engine().generate(PROMPTS[:3], s, SpecMode.OFF)
+    engine.flush()
+    for prompt, answer, got in zip(PROMPTS, expected, engine.generate(PROMPTS[:3], s, mode), strict=False):
+        assert_same(reference, prompt, got.token_ids, answer.token_ids, s)
+    assert engine.stats().cuda_graph
+
+
+def test_replayed_rounds_draft_what_eager_ones_draft(pair: Pair, engine: Engine) -> None:
+    """Same candidates after every round: the context, its positions and the compaction are all right."""
+    engine.flush()
+    seen: dict[str, dict[int, Any]] = {"cpu": {}, "device": {}}
+    for name, e in (("cpu", pair.engine(speculative_ddtree_budget=12)), ("device", engine)):
+        for i, prompt in enumerate(PROMPTS[:2]):
+            e.submit(Request(str(i), tuple(prompt), GREEDY, SpecMode.TREE))
+        while e.busy:
+            e.step()
+            for s in e._running.values():
+                if s.proposal:
+                    seen[name][int(s.request.id), len(s.output_ids)] = s.proposal
+    both = set(seen["cpu"]) & set(seen["device"])
+    assert len(both) >= 20
+    for at in both:
+        a, b = seen["cpu"][at], seen["device"][at]
+        assert torch.allclose(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-3)
+
+
+def test_replayed_and_eager_rounds_say_the_same(pair: Pair, engine: Engine, reference: Reference) -> None:
+    eager = replaying(pair, speculative_ddtree_budget=12, disable_cuda_graph=True)
+    engine.flush()
+    a, b = (e.generate(PROMPTS[:4], GREEDY, SpecMode.TREE) for e in (engine, eager))
+    assert not eager.stats().cuda_graph
+    for prompt, x, y in zip(PROMPTS, a, b, strict=False):
+        assert_same(reference, prompt, x.token_ids, y.token_ids, GREEDY)
+
+
+def test_prefill_between_replayed_rounds_and_cancellation(pair: Pair, engine: Engine, reference: Reference) -> None:
+    expected = pair.engine().generate(PROMPTS[:4], GREEDY, SpecMode.OFF)
+    engine.flush()
+    modes = [SpecMode.TREE, SpecMode.CHAIN, SpecMode.OFF, SpecMode.TREE]
+    updates: dict[str, list] = {str(i): [] for i in range(4)}
+    todo = list(enumerate(modes))
+    n = 0
+    while todo or engine.busy:
+        if todo and n % 3 == 0:
+            i, mode = todo.pop(0)
+            engine.submit(Request(str(i), tuple(PROMPTS[i]), GREEDY, mode))
+        if n == 5:
+            engine.cancel("1")
+        for u in engine.step():
+            updates[u.request_id].append(u)
+        n += 1
+    for i in (0, 2, 3):
+        assert_same(reference, PROMPTS[i], collect(updates[str(i)]).token_ids, expected[i].token_ids, GREEDY)
+
+
+def test_logprobs_of_replayed_rounds(engine: Engine, reference: Reference) -> None:
+    prompt = PROMPTS[0]
+    engine.flush()
+    engine.submit(Request("x", tuple(prompt), GREEDY, SpecMode.TREE, want_logprobs=True, top_logprobs=2))
+    updates = engine.drain(["x"])["x"]
+    said = list(collect(updates).token_ids)
+    logp = reference.logits(prompt + said).log_softmax(-1)[len(prompt) - 1 : -1]
+    got = torch.tensor([x for u in updates for x in u.logprobs], dtype=torch.float64)
+    assert torch.allclose(got, logp.gather(-1, torch.tensor(said)[:, None])[:, 0], atol=1e-3)
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> list[tuple[Any, list[int]]]:
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        depths, k = draw(st.integers(1, 7)), draw(st.integers(1, 4))
+        level = st.lists(st.floats(-3, -0.1), min_size=k, max_size=k)
+        logprobs = [sorted(draw(level), reverse=True) for _ in range(depths)]
+        tokens = [draw(st.permutations(range(5)))[:k] for _ in range(depths)]
+        tree = draw(st.sampled_from([best_first(1, logprobs, tokens, 12), chain(1, [t[0] for t in tokens]), root_only(2)]))
+        choices = draw(st.lists(st.integers(0, 4), min_size=tree.rows, max_size=tree.rows))
+        found.append((tree, choices))
+    return found
+
+
+@given(walks())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_walk_on_the_device_is_the_walk_on_the_host(engine: Engine, drawn: list[tuple[Any, list[int]]]) -> None:
+    graphs = engine._decoder.runner._graphs
+    part = graphs._settle[4]
+    launch, part.launch = part.launch, lambda: None  # fill the inputs only
+    flat = [c for _, choices in drawn for c in choices]
+    settle, first = [], 0
+    for tree, choices in drawn:
+        settle.append(Settle(tree, first, base=0, past=0))
+        first += len(choices)
+    with torch.inference_mode():
+        graphs.choices[: len(flat)] = torch.tensor(flat)
+        part.run(settle)
+        part.launch = launch
+        choices, path, length = part._walk()
+    for i, (tree, mine) in enumerate(drawn):
+        assert path[i, : length[i]].tolist() == tree.walk(mine)
+        assert choices[i, : tree.rows].tolist() == mine
+
+
+def test_buckets_cover_every_batch() -> None:
+    shape = Shape(max_requests=16, max_nodes=16, block=16, k=8)
+    assert shape.row_buckets[0] == 1
+    assert shape.row_buckets[-1] == 16 * 17
+    assert {17, 34, 68, 136} <= set(shape.row_buckets)
+    assert len(shape.row_buckets) <= 16
+    assert shape.request_buckets == (1, 2, 4, 8, 16)
+
+
+@pytest.mark.parametrize("s", [Sampling(max_new_tokens=60), Sampling(max_new_tokens=60, temperature=0.7, seed=3)])
+def test_bundled_models_replayed_accept_and_say_what_eager_ones_do(s: Sampling) -> None:
+    """Random models accept next to nothing; here whole paths are accepted, so compaction and context matter."""
+    prompts, reference = bundled_prompts()[:3], Reference(BUNDLED / "target")
+    eager, replayed = bundled_engine("drafter-b16"), replay_in(bundled_engine("drafter-b16"))
+    expected = eager.generate(prompts, s, SpecMode.OFF)
+    for mode in (SpecMode.CHAIN, SpecMode.TREE):
+        passes = [sum(g.verify_passes for g in e.generate(prompts, s, mode)) for e in (eager, replayed)]
+        assert abs(passes[0] - passes[1]) <= 1
+        replayed.flush()
+        for prompt, answer, got in zip(prompts, expected, replayed.generate(prompts, s, mode), strict=True):
+            assert_same(reference, prompt, got.token_ids, answer.token_ids, s)
+    assert replayed.stats().committed_tokens / replayed.stats().verify_passes > 4
