@@ -126,14 +126,22 @@ def bytes_per_slot(target: StackConfig, drafter: DrafterConfig | None, dtype: to
     return numbers * dtype.itemsize
 
 
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, since a masked slot must hold finite numbers (0 x NaN is NaN). On CPU pages that are not used take no memory
+    (numpy takes them zeroed from the system; torch would write every one).
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    count = int(np.prod(size, dtype=np.int64))
+    return torch.from_numpy(np.zeros(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(size)
+
+
 class LayerCache:
     """Keys and values of one stack: two tensors [layers, slots, kv heads, head dim]."""
 
     def __init__(self, stack: StackConfig, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         size = (stack.layers, slots, stack.kv_heads, stack.head_dim)
-        # Zeros, not empty: a masked slot must hold finite numbers (0 x NaN is NaN).
-        self.keys = torch.zeros(size, dtype=dtype, device=device)
-        self.values = torch.zeros(size, dtype=dtype, device=device)
+        self.keys, self.values = _zeros(size, dtype, device), _zeros(size, dtype, device)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots source -> target (int64 each) in every layer; the gather is complete before the write."""
@@ -162,7 +170,7 @@ class Cache:
         self.features: torch.Tensor | None = None  # [slots, hidden]: hidden_norm(fc(tapped target layers))
         if drafter:
             self.drafter = LayerCache(drafter.stack, shape.slots, dtype, device)
-            self.features = torch.zeros((shape.slots, drafter.stack.hidden), dtype=dtype, device=device)
+            self.features = _zeros((shape.slots, drafter.stack.hidden), dtype, device)
 
     def copy_prefix(self, lease: Lease) -> None:
         """Bring a leased prefix into its slab."""
