@@ -6,15 +6,16 @@ asking the host, not repeating a step blindly.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from ddops import commands, ledger, observe
+from ddops import commands, ledger, observe, units
 from ddops.commands import Command
-from ddops.errors import ConnectionLost, DdopsError, Locked, Refused, RemoteFailed, RemoteTimeout
-from ddops.state import Entry, Observed, Trial, UnitState
+from ddops.errors import ConnectionLost, DdopsError, Exit, Locked, Refused, RemoteFailed, RemoteTimeout, Unreachable
+from ddops.state import Entry, Kind, Observed, Trial, UnitState
 
 if TYPE_CHECKING:
     from ddops.hosts import Remote, Result
@@ -23,12 +24,20 @@ if TYPE_CHECKING:
 
 RECONNECT_SECONDS = 60.0
 SETTLE_SECONDS = 180.0  # a confirm or an undo on the host, its wait for port and memory included
+TICK_SECONDS = 5.0  # how long something may be overdue before the host's guard is helped
+OUTCOMES = ("confirmed", "confirmed-restarted", "undone")
 T = TypeVar("T")
 _OF_A_TRIAL = ("extend", "stage", "revoke", "switch", "confirm", "undo")
 
 
 class TooLate(DdopsError):
     """The other side (the guard, another operator) has claimed the trial first."""
+
+    exit = Exit.LOCKED
+
+
+class NotSettled(Unreachable):
+    """The host has not finished a confirm or an undo yet; how it will end is not known from here."""
 
 
 class Agent:
@@ -58,6 +67,7 @@ class Agent:
         self._journal = journal
         self._reconnecting = threading.Lock()
         self._away = False
+        self.armed = False  # this run has changed something on the host, or may have
 
     # ------------------------------------------------------------ asking
     def call(self, command: Command) -> Result:
@@ -121,8 +131,16 @@ class Agent:
                     f"{name}: systemd does not accept the unit: {said}",
                     means="warnings count as errors here; nothing was started",
                 )
+            case commands.NOT_OURS:
+                return Refused(f"{name}: {said}", means="nothing was changed")
             case commands.NO_ROOM:
                 return Refused(f"{name}: {said}", means="nothing was changed", hint="free disk space and repeat")
+        if result.status in (126, 127) or "command not found" in said:
+            return Refused(
+                f"{name} has no ddops-host script",
+                means="nothing was asked of the host",
+                hint=f"ddops install --host {name}",
+            )
         if "No space left on device" in said:
             return Refused(f"{name}: no space left on the device", means=said.splitlines()[-1], hint="free disk space")
         what = said.splitlines()[-1] if said else f"exit status {result.status}"
@@ -139,23 +157,46 @@ class Agent:
         """Wait until the host has finished a confirm or an undo; both run there by themselves.
 
         Raises:
-            RemoteFailed: it had not in `seconds`.
+            NotSettled: it had not in `seconds`.
         """
-        give_up = time.monotonic() + seconds
+        begun = time.monotonic()
+        next_tick = begun + TICK_SECONDS
         while True:
             state, _ = self.trial()
-            if state is None:  # a reboot: nothing under /run is left, and so no trial
-                return Trial(run, "", "", "", 0.0, outcome="undone")
-            if state.run == run and not state.open:
+            if state is None or state.run != run:  # a reboot, or another run came after it
+                return self._ended(run)
+            if not state.open and state.outcome in OUTCOMES:
                 return state
-            if time.monotonic() >= give_up:
-                raise RemoteFailed(
+            if (now := time.monotonic()) >= begun + seconds:
+                raise NotSettled(
                     f"{self.config.name}: the host did not finish in {seconds:.0f} s ({state.token or state.step})",
-                    status=0,
-                    means="it goes on by itself",
+                    means="it goes on by itself; how it ends is not known yet",
                     hint=f"ddops resume --host {self.config.name}",
                 )
+            if now >= next_tick:
+                next_tick = now + TICK_SECONDS
+                if state.token or state.guard_in_seconds < -TICK_SECONDS:
+                    self._tick(run)
             time.sleep(0.1)
+
+    def _tick(self, run: str) -> None:
+        """Do what the host's guard does, in case somebody has stopped it."""
+        command = commands.guard(self.unit, run)
+        with contextlib.suppress(DdopsError):
+            self.remote.run(command.argv, deadline=command.deadline_seconds, sudo=True)
+
+    def _ended(self, run: str) -> Trial:
+        """How a trial ended of which /run says nothing any more: by the ledger, and by what is in /etc."""
+        observed = self.look()
+        mine = {entry.kind: entry for entry in observed.ledger if entry.run == run}
+        proven, outcome = mine.get(Kind.PROVEN), "undone"
+        in_etc = proven is not None and proven.digest == units.digest(observed.etc_unit or b"")
+        if Kind.UNDONE not in mine and Kind.CONFIRMED in mine:
+            outcome = "confirmed"
+        elif Kind.UNDONE not in mine and in_etc:
+            # The power went between the rename into /etc and the last line of the ledger.
+            outcome = "confirmed-restarted"
+        return Trial(run, proven.digest if proven else "", "", "", 0.0, outcome=outcome)
 
     def logs(self, invocation: str, lines: int = 200) -> list[str]:
         """The journal of one start only, oldest first; empty when there was no such start."""

@@ -22,6 +22,7 @@ NO_ROOM = 69
 HELD = 73
 OTHER_RELEASE = 74
 TOO_LATE = 75
+NOT_OURS = 78
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,11 @@ def confirm(unit: str, run: str, invocation: str, digest: str, proven: bytes, co
 
 def undo(unit: str, run: str, by: str, room: Room, why: str) -> Command:
     return _host("undo", unit, run, by, *room.words, stdin=why.encode())
+
+
+def guard(unit: str, run: str) -> Command:
+    """One tick of the guard, by hand: it undoes only what is overdue, and finishes what was cut off."""
+    return _host("guard", unit, run)
 
 
 def trial(unit: str) -> Command:

@@ -11,14 +11,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ddops import commands, proof, readiness, recording, units
+from ddops import commands, plan, proof, readiness, recording, units
 from ddops.agent import Agent
 from ddops.engines import Settings
-from ddops.errors import DdopsError, Refused
+from ddops.errors import DdopsError, Refused, RemoteFailed
 from ddops.state import Entry, Kind, Observed
 from ddops.units import Unit
 
@@ -76,10 +76,25 @@ class Ground:
             yield
 
     def hold(self) -> None:
-        """Take the lease anew where a reboot has swept it away; nothing changes while it is still ours."""
-        self.agent.call(
-            commands.lease_take(self.agent.unit, self.agent.run, int(self.config.guard.seconds), self._holder)
-        )
+        """Take the lease anew where a reboot has swept it away; nothing changes while it is still ours.
+
+        Raises:
+            Locked: another run holds the host by now.
+        """
+        seconds = int(self.config.guard.seconds)
+        try:
+            self.agent.call(commands.lease_take(self.agent.unit, self.agent.run, seconds, self._holder))
+        except (Refused, RemoteFailed) as problem:  # a full /run must not keep us from proving what was restored
+            self.warn(f"the lease could not be renewed: {problem.what}")
+
+    def note_lost(self, observed: Observed) -> bool:
+        """Put on record that a reboot has taken back an attempt; True when there was one."""
+        lost = plan.lost_attempt(observed)
+        if lost is None:
+            return False
+        entry = replace(self.entry(Kind.UNDONE, lost.digest, why="the host was booted in mid-trial"), run=lost.run, by="boot")
+        self.agent.record(entry)
+        return True
 
     @property
     def _holder(self) -> str:

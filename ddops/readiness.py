@@ -93,7 +93,7 @@ def wait(
             invocation = invocation or unit.invocation_id
             _show(journal, agent.config.name, unit, elapsed, budget_seconds)
             if death := _death(unit, invocation):
-                return died(agent, invocation, death, elapsed)
+                return died(agent, invocation, death, elapsed, environment=_from_outside(unit, invocation))
         if client.healthy(timeout=5.0) and client.answers(timeout=agent.config.ready.probe_timeout_seconds):
             return Ready(time.monotonic() - begun, invocation)
         time.sleep(HEALTH_SECONDS)
@@ -118,6 +118,18 @@ def _death(unit: UnitState, invocation: str) -> str:
     return ""
 
 
+def _from_outside(unit: UnitState, invocation: str) -> bool:
+    """Ends that say nothing of the configuration: somebody stopped or restarted it, memory ran out, or systemd
+    could not even start it."""
+    if invocation and unit.invocation_id and unit.invocation_id != invocation:
+        return True
+    if unit.active_state == "inactive" or unit.result in ("oom-kill", "resources"):
+        return True
+    if unit.exec_main_code == 2:  # CLD_KILLED
+        return unit.exec_main_status in (9, 15)  # no engine sends itself SIGKILL or SIGTERM
+    return unit.exec_main_code == 1 and unit.exec_main_status in _SETUP
+
+
 # systemd's own set-up failures, systemd.exec(5): the engine never ran.
 _SETUP = {200: "chdir", 203: "exec", 208: "stdin", 209: "stdout", 214: "cpu", 217: "user", 226: "namespace"}
 _SETUP |= {
@@ -138,14 +150,14 @@ def _ended(unit: UnitState) -> str:
     return f"{unit.result}, exit status {unit.exec_main_status}"
 
 
-def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool = False) -> Died:
+def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool = False, environment: bool = False) -> Died:
     """Say what this start's own log lines mean; a log that can't be read takes nothing away from `why`."""
     from ddops.engines import profile_of
 
     try:
         lines = agent.logs(invocation, LOG_LINES)
     except DdopsError as problem:
-        return Died(seconds, f"{why}; its log could not be read: {problem.what}", hung=hung)
+        return Died(seconds, f"{why}; its log could not be read: {problem.what}", (), environment, hung)
     findings = profile_of(agent.config.engine).classify_log(lines)
     if findings:
         worst = findings[-1]
@@ -153,7 +165,7 @@ def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool 
             seconds,
             f"{why}: {worst.meaning} ({worst.line.strip()[:200]})",
             tuple(lines[-20:]),
-            worst.environment,
+            worst.environment or environment,
             hung,
         )
-    return Died(seconds, why, tuple(lines[-20:]), hung=hung)
+    return Died(seconds, why, tuple(lines[-20:]), environment, hung)

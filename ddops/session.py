@@ -115,9 +115,12 @@ class Session:
         return True
 
     def _one(self, config: HostConfig, act: Act) -> Outcome:
+        agent: Agent | None = None
         try:
             with self.connected(config) as agent:
                 outcome = act(agent)
+        except Interrupted as problem:
+            outcome = _left(config, problem) if agent is not None and agent.armed else from_error(config.name, problem)
         except DdopsError as problem:
             outcome = from_error(config.name, problem)
         self.journal.emit("outcome", host=config.name, **outcome.to_dict())
@@ -125,6 +128,8 @@ class Session:
 
     def finish(self, *, changes_exit: bool = False) -> NoReturn:
         """Write every output and leave with the run's exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # all is done; what is left is to say so
         code = rollout.exit_code(self.outcomes)
         if changes_exit and code is Exit.OK and any(outcome.facts.get("changes") for outcome in self.outcomes):
             code = Exit.CHANGES
@@ -147,3 +152,15 @@ class Session:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _left(config: HostConfig, stop: Interrupted) -> Outcome:
+    """Stopped so often that nobody waited for the end; the host goes on without us."""
+    return Outcome(
+        config.name,
+        Result.INTERRUPTED,
+        f"{config.name}: left while a change was under way ({stop.what})",
+        means="the host takes back by itself what is not confirmed; what it runs then is not proven",
+        hint=f"ddops resume --host {config.name}",
+        exit_override=stop.exit,
+    )

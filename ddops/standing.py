@@ -51,21 +51,39 @@ def resume(ground: Ground) -> Outcome:
         with ground.step("wait for the host to settle"):
             state = ground.agent.settled(state.run, max(0.0, state.guard_in_seconds) + SETTLE_SECONDS)
     _outlast(ground)
-    observed = ground.agent.look()
-    if observed.etc_unit is None:
+    if ground.agent.look().etc_unit is None:
         return Outcome(name, Result.UNCHANGED, f"{name} has no unit and no open trial: nothing to finish")
-    interrupted = state is not None and any(e.kind is Kind.UNDONE and e.run == state.run for e in observed.ledger)
+    with ground.leased():
+        return _finish(ground)
+
+
+def _finish(ground: Ground) -> Outcome:
+    """Nothing is open any more: say what became of the interrupted change, and prove what runs.
+
+    A change that did not survive is never 0: a pipeline would take that for its success.
+    """
+    name = ground.name
+    observed = ground.agent.look()
+    lost = ground.note_lost(observed) or _taken_back(observed)
     standing = plan.verification(observed)
+    if standing.verified and lost:
+        what = f"{name}: the interrupted change did not survive; what ran before runs on"
+        return Outcome(name, Result.ROLLED_BACK, what, means=standing.text)
     if standing.verified:
         return Outcome(name, Result.UNCHANGED, f"{name} has nothing left to finish: {standing.text}")
-    outcome = verify(ground)
-    if interrupted and outcome.result is Result.VERIFIED:
-        # The interrupted change did not survive; 0 would call it a success.
-        what = f"{name}: the interrupted change did not survive; the host took it back by itself"
-        return replace(
-            outcome, result=Result.ROLLED_BACK, what=what, means=f"what it went back to is proven again: {outcome.what}"
-        )
-    return outcome
+    unit, settings = ground.running(observed)
+    outcome = in_place(ground, unit, settings, observed)
+    if not lost or outcome.result is not Result.VERIFIED:
+        return outcome
+    what = f"{name}: the interrupted change did not survive; the host took it back by itself"
+    means = f"what it went back to is proven again: {outcome.what}"
+    return replace(outcome, result=Result.ROLLED_BACK, what=what, means=means)
+
+
+def _taken_back(observed: Observed) -> bool:
+    """The last change was undone without its controller, and nobody has proven what runs since."""
+    last = [e for e in observed.ledger if e.kind in (Kind.UNDONE, Kind.CONFIRMED, Kind.VERIFIED, Kind.ADOPTED)]
+    return bool(last) and last[-1].kind is Kind.UNDONE and last[-1].by in ("guard", "confirm", "boot")
 
 
 def _outlast(ground: Ground) -> None:

@@ -16,9 +16,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ddops import commands, plan, readiness, standing, units
-from ddops.agent import SETTLE_SECONDS, Agent, TooLate, locked
+from ddops.agent import SETTLE_SECONDS, Agent, NotSettled, TooLate, locked
 from ddops.engines import Settings
-from ddops.errors import DdopsError, Exit, Interrupted, RemoteFailed, Unreachable
+from ddops.errors import DdopsError, Exit, Interrupted, Locked, Refused, RemoteFailed, Unreachable
 from ddops.ground import Ground, Options, Taken
 from ddops.ledger import to_line
 from ddops.outcome import Outcome, Result
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddops.proof import Proof
     from ddops.prove.evidence import Baseline
 
+LONGEST_WHY = 900  # characters of a reason that travel to the host, whole
 PROVE_SECONDS = {"quick": 300, "standard": 900, "deep": 7200}  # what the guard's cap allows for the battery
 
 
@@ -136,8 +137,13 @@ class Transaction(Ground):
         agent = self.agent
         guard = int(self.config.guard.seconds)
         longest = self.config.ready.timeout_seconds + PROVE_SECONDS[self.level] + 2 * SETTLE_SECONDS
-        with self.step("arm the guard"):
-            agent.call(commands.arm(agent.unit, agent.run, guard, int(max(self.config.guard.cap_seconds, longest))))
+        try:
+            with self.step("arm the guard"):
+                agent.call(commands.arm(agent.unit, agent.run, guard, int(max(self.config.guard.cap_seconds, longest))))
+                agent.armed = True
+        except Interrupted as stop:  # it may be armed
+            agent.armed = True
+            return self._took_back(Undo(f"stopped by {self.by}", Result.INTERRUPTED, exit_override=stop.exit), change)
         try:
             with agent.heartbeat(self.taken.set):
                 end = self._steps(change)
@@ -151,10 +157,16 @@ class Transaction(Ground):
             return self._unknown(lost)
         except DdopsError as problem:
             end = Undo(problem.what, facts={"error": str(problem)})
+        return self._took_back(end, change)
+
+    def _took_back(self, end: Undo, change: Change) -> Outcome:
+        """Undo, and end with an outcome whatever comes."""
         try:
             return self._undo(end, change)
         except Interrupted as stop:
             return self._left(stop)
+        except Locked as held:
+            return self._overtaken(end, held)
         except Unreachable as lost:
             return self._unknown(lost)
         except DdopsError as problem:
@@ -250,7 +262,7 @@ class Transaction(Ground):
         agent = self.agent
         with self.step("undo"):
             try:
-                agent.call(commands.undo(agent.unit, agent.run, self.by, self.room, end.why))
+                agent.call(commands.undo(agent.unit, agent.run, self.by, self.room, end.why[:LONGEST_WHY]))
             except TooLate:
                 self.warn("the other side was first; waiting for what it does")
             state = agent.settled(agent.run, SETTLE_SECONDS)
@@ -265,6 +277,8 @@ class Transaction(Ground):
         self.hold()
         self._remember(end, change)
         observed = self.agent.look()
+        if self.note_lost(observed):
+            self.warn("the host was booted in mid-trial; it came up with what is in /etc")
         facts = dict(end.facts) | ({"verdict": end.proof.verdict.to_dict(replay=False)} if end.proof else {})
         if observed.etc_unit is None:
             what = f"{self.name}: not proven ({end.why})"
@@ -286,7 +300,10 @@ class Transaction(Ground):
                 hint=f"ddops status --host {self.name}; take it out of service",
                 facts=facts,
             )
-        self.record(Kind.VERIFIED, before.digest, found, why="restored after an undo")
+        try:
+            self.record(Kind.VERIFIED, before.digest, found, why="restored after an undo")
+        except (Refused, RemoteFailed) as problem:  # it is proven all the same; a full disk forgets it
+            self.warn(f"that it is proven could not be recorded on the host: {problem.what}")
         facts["restored"] = found.verdict.to_dict(replay=False)
         return self._back(end, change, f"{settings.describe()}, proven again: {found.verdict.why}", facts)
 
@@ -322,7 +339,7 @@ class Transaction(Ground):
             self.agent.record(entry)
             if end.proof is not None:
                 self.keep_evidence(end.proof)
-        except DdopsError as problem:
+        except (Refused, RemoteFailed) as problem:
             self.warn(f"the failure could not be recorded on the host: {problem.what}")
 
     # ================================================================ ends that are not seen from here
@@ -331,8 +348,21 @@ class Transaction(Ground):
             self.name,
             Result.UNKNOWN,
             lost.what,
-            means=f"its state is not known from here; its guard undoes the trial by {self._latest()} at the latest",
+            means=lost.means if isinstance(lost, NotSettled) else self._guarded(),
             hint=f"ddops resume --host {self.name}",
+        )
+
+    def _guarded(self) -> str:
+        return f"its state is not known from here; its guard undoes the trial by {self._latest()} at the latest"
+
+    def _overtaken(self, end: Undo, held: Locked) -> Outcome:
+        """The guard was faster, and another run holds the host by now: what it runs is that run's to say."""
+        return Outcome(
+            self.name,
+            Result.UNKNOWN,
+            f"{self.name}: not proven ({end.why}); {held.what}",
+            means="the trial was taken back by the host itself; what it went back to was not proven by this run",
+            hint=f"ddops status --host {self.name}",
         )
 
     def _left(self, stop: Interrupted) -> Outcome:

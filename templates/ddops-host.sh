@@ -218,12 +218,20 @@ ours() { # what is in /etc may be replaced by a file
     if [ -L "$ETC" ]; then fail 78 "$ETC is a symbolic link to $(readlink "$ETC"): ddops replaces a unit, never a link or a mask"; fi
     if [ "$(show LoadState)" = masked ]; then fail 78 "$UNIT is masked: somebody wants it off (systemctl unmask $UNIT)"; fi
 }
-watch() { # RUN: the guard's timer. A transient timer can't be extended, so it repeats and reads the deadline from a
-    # file. Its AccuracySec would otherwise be a minute, and the start limit would stop it after five ticks.
-    systemctl stop "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
-    systemctl reset-failed "$GUARD.timer" "$GUARD.service" 2>/dev/null || true
-    systemd-run --quiet --collect --unit="$GUARD" --on-active=1 --on-unit-inactive=1 --property=StartLimitIntervalSec=0 \
-        --timer-property=AccuracySec=100ms --property=Type=oneshot /bin/sh "$SELF" guard "$UNIT" "$1" 8>&-
+watch() { # RUN: a service that ticks, not a timer: each daemon-reload of anybody would set a timer back
+    systemctl stop "$GUARD.service" 2>/dev/null || true
+    systemctl reset-failed "$GUARD.service" 2>/dev/null || true
+    systemd-run --quiet --collect --unit="$GUARD" --property=StartLimitIntervalSec=0 --property=OOMScoreAdjust=-1000 \
+        --property=Restart=always --property=RestartSec=1 --property=RestartPreventExitStatus=0 \
+        /bin/sh "$SELF" _guard "$UNIT" "$1" 8>&-
+}
+_guard() {
+    names "$1"
+    locked; unlocked # the trial that is being armed is there now, or arming has failed
+    while [ "$(get "$LIVE/trial/run")" = "$2" ]; do
+        sh "$SELF" guard "$UNIT" "$2" || true # a tick that fails is made up for by the next one
+        sleep 1
+    done
 }
 arm() {
     names "$1"; run=$2; seconds=$3; cap=$4
@@ -245,7 +253,7 @@ arm() {
 extend() {
     names "$1"; run=$2
     locked; open_trial "$run"; deadline "$3"
-    if ! systemctl is-active --quiet "$GUARD.timer"; then watch "$run"; fi # somebody stopped it
+    if ! systemctl is-active --quiet "$GUARD.service"; then watch "$run"; fi # somebody stopped it
     if [ "$(get "$LIVE/lease/run")" = "$run" ]; then echo $(($(now) + $3)) | put "$LIVE/lease/expires"; fi
 }
 worker() { # NAME VERB ARGS...: a host unit, so that a lost connection changes nothing
@@ -263,7 +271,6 @@ decide() { # TOKEN BY WHY: from here on nobody else settles this trial
 guard() { # one tick
     names "$1"; run=$2
     locked
-    if [ ! -d "$LIVE/trial" ]; then systemctl stop --no-block "$GUARD.timer"; return 0; fi
     [ "$(get "$LIVE/trial/run")" = "$run" ] || return 0
     if [ -z "$(get "$LIVE/trial/token")" ] && [ "$(now)" -ge "$(get "$LIVE/trial/deadline" 0)" ]; then
         decide undo guard "the guard's deadline passed with nothing confirmed"
@@ -291,7 +298,7 @@ store() { # DIGEST FILE: units are kept by sha256
 stage() {
     names "$1"; run=$2; digest=$3
     locked; holds "$run"; open_trial "$run"
-    if [ "$(get "$LIVE/trial/digest")" = "$digest" ] && [ "$(digest_of "$TRIAL")" = "$digest" ]; then return 0; fi
+    if [ "$(get "$LIVE/trial/digest")" = "$digest" ] && [ "$(get "$LIVE/trial/step")" != armed ]; then return 0; fi
     read -r unit_64; read -r fence_64; read -r line_64
     printf %s "$unit_64" | base64 -d > "$LIVE/trial/unit"
     store "$digest" "$LIVE/trial/unit"
@@ -410,6 +417,7 @@ confirm() {
 }
 same_as_proven() { # prints what differs
     want=$(get "$LIVE/trial/proven_digest")
+    if [ "$(get "$LIVE/trial/step")" != started ]; then echo "the trial was never switched to"; fi
     if [ "$(show InvocationID)" != "$(get "$LIVE/trial/invocation")" ]; then echo "the engine was started anew since it was proven"; fi
     if [ "$(show ActiveState)" != active ]; then echo "the engine is $(show ActiveState)"; fi
     if [ "$(digest_of "$TRIAL")" != "$want" ]; then echo "the trial unit is not the proven one"; fi
@@ -423,7 +431,7 @@ settling() { # RUN: one worker at a time, and only while there is something to s
 settle() { # OUTCOME: the last act of either side
     echo "$1" | put "$LIVE/trial/outcome"
     rm -rf "$LIVE/last"; mv -T "$LIVE/trial" "$LIVE/last"
-    systemctl stop --no-block "$GUARD.timer" 2>/dev/null || true
+    systemctl stop --no-block "$GUARD.service" 2>/dev/null || true
 }
 drop_trial() { # the trial and its fence; what runs keeps running
     rm -f "$TRIAL" "$FENCE"
@@ -561,7 +569,7 @@ release() {
 
 verb=${1:?usage: see the head of this file}; shift
 case $verb in
-    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | record | evidence | stored | keep | golden | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
+    observe | lease | arm | extend | stage | revoke | switch | confirm | undo | guard | _guard | record | evidence | stored | keep | golden | logs | release | _switch | _confirm | _undo) "$verb" "$@" ;;
     check-unit) check_unit "$@" ;;
     keep-golden) keep_golden "$@" ;;
     trial) names "$1"; trial_lines; systemctl show "$UNIT" -p ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,StatusText,ExecMainStatus,ExecMainCode,FragmentPath,NeedDaemonReload | sed 's/^/show./; s/=/ /'; echo "uptime $(cut -d' ' -f1 /proc/uptime)" ;;

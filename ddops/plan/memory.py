@@ -118,6 +118,21 @@ def rollback_target(observed: Observed, to: str | None = None) -> Entry:
     return good
 
 
+def lost_attempt(observed: Observed) -> Entry | None:
+    """The last attempt, when nothing says how it ended: the host was booted (or lost power) in mid-trial.
+
+    One whose proof is on record and whose unit is in /etc was confirmed; only the last line is missing.
+    """
+    attempts = [entry for entry in observed.ledger if entry.kind is Kind.ATTEMPT]
+    if not attempts or (observed.trial is not None and observed.trial.open):
+        return None
+    last = attempts[-1]
+    kinds = {entry.kind for entry in observed.ledger if entry.run == last.run}
+    if Kind.CONFIRMED in kinds or Kind.UNDONE in kinds:
+        return None
+    return None if Kind.PROVEN in kinds and digest_of(observed.etc_unit) == last.digest else last
+
+
 # ---------------------------------------------------------------- verification
 def verification(observed: Observed) -> Verification:
     """Whether the running engine is the one that was proven, in this start."""

@@ -88,6 +88,34 @@ def test_out_of_memory_is_the_hosts_fault_not_the_configurations() -> None:
     assert found.environment
 
 
+FAILED = replace(LOADING, active_state="failed")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        replace(LOADING, active_state="inactive", sub_state="dead"),  # systemctl stop
+        replace(ACTIVE, invocation_id="i2"),  # systemctl restart
+        replace(FAILED, result="oom-kill", exec_main_code=2, exec_main_status=9),
+        replace(FAILED, result="signal", exec_main_code=2, exec_main_status=9),  # kill -9, or the kernel's own
+        replace(FAILED, result="exit-code", exec_main_code=1, exec_main_status=203),  # no such interpreter
+        replace(FAILED, result="resources"),
+    ],
+)
+def test_an_end_from_outside_says_nothing_of_the_configuration(unit: UnitState) -> None:
+    found, _ = _wait(FakeHost([unit]), _engine(healthy=False))
+    assert isinstance(found, readiness.Died)
+    assert found.environment
+
+
+@pytest.mark.parametrize("code, status", [(1, 1), (1, 2), (2, 6), (3, 11)])
+def test_an_end_of_its_own_counts_against_the_configuration(code: int, status: int) -> None:
+    unit = replace(FAILED, result="exit-code" if code == 1 else "core-dump", exec_main_code=code, exec_main_status=status)
+    found, _ = _wait(FakeHost([unit]), _engine(healthy=False))
+    assert isinstance(found, readiness.Died)
+    assert not found.environment
+
+
 def test_a_cublas_failure_is_named_and_counts_against_the_configuration() -> None:
     line = "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmStridedBatchedEx`"
     host = FakeHost([replace(LOADING, active_state="failed")], log=["loading", line])
