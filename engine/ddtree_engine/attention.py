@@ -41,6 +41,7 @@ class _OneByOne:
             (batch.offsets[i], batch.offsets[i + 1], s.base, s.base + s.seen, _mask(s, groups, dtype, device))
             for i, s in enumerate(batch.segments)
         ]
+        self._pad = batch.padded - batch.rows
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         outs = []
@@ -51,6 +52,8 @@ class _OneByOne:
             k, v = keys[low:high].transpose(0, 1)[None], values[low:high].transpose(0, 1)[None]
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             outs.append(out.view(kv_heads, -1, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim))
+        if self._pad:
+            outs.append(outs[0].new_zeros(self._pad, outs[0].shape[1]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -84,16 +87,17 @@ class _Padded:
             places.extend((slab - self._first) * self._rows + row for row in range(segment.rows))
         self._mask = torch.from_numpy(np.tile(mask, (1, groups, 1))[:, None]).to(device, dtype)
         self._places = torch.tensor(places, device=device)
+        self._reads = torch.tensor(places + [0] * (batch.padded - batch.rows), device=device)
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         _rows, heads, dim = queries.shape
         kv_heads, span, n = keys.shape[1], self._span, self._rows
-        q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries)
+        q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries[: len(self._places)])
         q = q.view(span, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(span, kv_heads, -1, dim)
         k, v = self._lanes(keys), self._lanes(values)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
         out = out.view(span, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(span * n, heads * dim)
-        return out.index_select(0, self._places)
+        return out.index_select(0, self._reads)
 
     def _lanes(self, pool: torch.Tensor) -> torch.Tensor:
         """[slots, kv heads, dim] -> [slabs, kv heads, seen, dim], without a copy."""

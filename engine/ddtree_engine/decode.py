@@ -20,7 +20,7 @@ from ddtree_engine.budget import Policy, Round
 from ddtree_engine.config import SpecMode
 from ddtree_engine.corruption import CorruptionPoints, FaultContext
 from ddtree_engine.requests import Finish, TopLogprobs, Update
-from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows
+from ddtree_engine.rows import RowBatch, Segment, Sight
 from ddtree_engine.runner import Runner, Settle
 from ddtree_engine.sampling import RowSampling
 from ddtree_engine.sequence import Ending, Proposal, Sequence
@@ -198,7 +198,7 @@ class Decoder:
             end = start + chunk.tokens
             tokens = s.request.prompt_ids[start:end]
             segments.append(Segment(s.base, start, tokens, range(start, end), Sight.CAUSAL))
-        return batch_rows(segments, self.runner.device)
+        return self.runner.batch(segments)
 
     def _tree_segment(self, draft: Draft) -> Segment:
         s, t = draft.sequence, draft.tree
@@ -374,7 +374,7 @@ class Decoder:
             )
             for s in drafting
         ]
-        logprobs, token_ids = self.runner.draft(batch_rows(blocks, self.runner.device), self.settings.topk_cap)
+        logprobs, token_ids = self.runner.draft(self.runner.batch(blocks), self.settings.topk_cap)
         for s, lp, ids in zip(drafting, logprobs.tolist(), token_ids.tolist(), strict=True):
             s.proposal = Proposal(lp, ids)
         return len(drafting)

@@ -20,7 +20,7 @@ from ddtree_engine.attention import Attend
 from ddtree_engine.cache import Cache
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.model import Target
-from ddtree_engine.rows import RowBatch, Segment
+from ddtree_engine.rows import RowBatch, Segment, batch_rows
 from ddtree_engine.runner import Replay, Runner, Settle
 from ddtree_engine.sampling import RowSampling, choose
 from ddtree_engine.tiles import AttentionShape, RowSight, TiledAttention, Tiles
@@ -91,6 +91,9 @@ class CudaRunner(Runner):
         super().__init__(target, drafter, cache, device)
         self.attention = attention
         self._graphs: Graphs | None = None
+
+    def batch(self, segments: Sequence[Segment]) -> RowBatch:
+        return batch_rows(segments, self.device)
 
     def _attend(self, rows: RowBatch, heads: int, kv_heads: int) -> Attend:
         if not tiles.fits(rows.segments):

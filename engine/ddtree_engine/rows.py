@@ -57,20 +57,35 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """The rows of one pass, segment after segment."""
+    """The rows of one pass, segment after segment, then padding rows that write to the trash slot and are not read."""
 
     segments: tuple[Segment, ...]
     offsets: tuple[int, ...]  # first row of each segment, then the number of rows
-    token_ids: torch.Tensor  # int64 [rows]
-    positions: torch.Tensor  # int64 [rows]
-    slots: torch.Tensor  # int64 [rows]
+    token_ids: torch.Tensor  # int64 [padded]
+    positions: torch.Tensor  # int64 [padded]
+    slots: torch.Tensor  # int64 [padded]
 
     @property
     def rows(self) -> int:
         return self.offsets[-1]
 
+    @property
+    def padded(self) -> int:
+        return self.token_ids.shape[0]
 
-def batch_rows(segments: Sequence[Segment], device: torch.device) -> RowBatch:
+
+def bucket(rows: int) -> int:
+    """Rows to compute for so many: exact up to 16, then eight sizes an octave.
+
+    oneDNN compiles a kernel for every shape it meets (milliseconds and half a megabyte each), so the CPU path must not
+    meet every number of rows there is.
+    """
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def batch_rows(segments: Sequence[Segment], device: torch.device, trash: int | None = None) -> RowBatch:
+    """Pads to `bucket` sizes when the trash slot is given."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -81,5 +96,8 @@ def batch_rows(segments: Sequence[Segment], device: torch.device) -> RowBatch:
         positions.extend(segment.positions)
         slots.extend(range(first, first + segment.rows))
         offsets.append(len(tokens))
+    if trash is not None:
+        extra = bucket(len(tokens)) - len(tokens)
+        tokens, positions, slots = tokens + [0] * extra, positions + [0] * extra, slots + [trash] * extra
     packed = torch.tensor([tokens, positions, slots], dtype=torch.int64).to(device)  # one copy to the device
     return RowBatch(tuple(segments), tuple(offsets), packed[0], packed[1], packed[2])

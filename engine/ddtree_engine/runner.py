@@ -14,7 +14,7 @@ from ddtree_engine.attention import Attend, plan_sdpa
 from ddtree_engine.cache import Cache
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.model import Target
-from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows
+from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows, bucket
 from ddtree_engine.sampling import RowSampling
 from ddtree_engine.tree import Tree, root_only
 
@@ -53,10 +53,15 @@ class Runner:
         self.row_sizes: tuple[int, ...] = ()  # captured, ascending; () where any size runs as it is
         self.request_sizes: tuple[int, ...] = ()
 
+    def batch(self, segments: Sequence[Segment]) -> RowBatch:
+        """The rows of a pass; on CPU padded to sizes that come back."""
+        trash = self.cache.shape.slots - 1 if self.device.type == "cpu" else None
+        return batch_rows(segments, self.device, trash)
+
     def verify(self, rows: RowBatch, *, features: bool) -> torch.Tensor:
         """Run the target over the rows; keys, values and (asked for) features go to their slots.
 
-        Returns hidden states [rows, hidden] before the final norm.
+        Returns hidden states [padded rows, hidden] before the final norm.
         """
         self.featured = features and self.drafter is not None
         taps = self.drafter.taps if self.drafter is not None and self.featured else ()
@@ -69,11 +74,11 @@ class Runner:
 
     def logits(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """float32 [len(rows), vocab]"""
-        if len(rows) == hidden.shape[0]:
-            return self.target.logits(hidden)
-        if len(rows) == rows[-1] - rows[0] + 1:
-            return self.target.logits(hidden[rows[0] : rows[-1] + 1])
-        return self.target.logits(hidden.index_select(0, torch.tensor(rows, device=self.device)))
+        n = len(rows)
+        if n and rows[-1] - rows[0] == n - 1 and bucket(n) <= hidden.shape[0] - rows[0]:
+            return self.target.logits(hidden[rows[0] : rows[0] + bucket(n)])[:n]
+        index = torch.tensor([*rows, *[0] * (bucket(n) - n)], device=self.device)
+        return self.target.logits(hidden.index_select(0, index))[:n]
 
     def compact(self, source: Sequence[int], target: Sequence[int]) -> None:
         moved = torch.tensor([source, target], device=self.device)
@@ -94,7 +99,9 @@ class Runner:
         assert self.drafter is not None
         assert self.cache.drafter is not None
         assert self.cache.features is not None
-        index = torch.tensor([positions, slots], device=self.device)
+        pad = bucket(len(slots)) - len(slots)
+        places = [[*positions, *[0] * pad], [*slots, *[self.cache.shape.slots - 1] * pad]]
+        index = torch.tensor(places, device=self.device)
         features = self.cache.features.index_select(0, index[1])
         self.drafter.extend(features, index[0], index[1], self.cache.drafter)
 
@@ -104,7 +111,8 @@ class Runner:
         assert self.cache.drafter is not None
         stack = self.drafter.config.stack
         attend = self._attend(rows, stack.heads, stack.kv_heads)
-        return self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
+        logprobs, ids = self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
+        return logprobs[: len(rows.segments)], ids[: len(rows.segments)]
 
     def replays(self, rows: RowBatch) -> bool:
         """Whether this pure decoding round can be replayed as graphs."""
@@ -116,7 +124,7 @@ class Runner:
 
     def probe_verify(self, segments: Sequence[Segment]) -> None:
         """One pass as a decoding round has it, for measuring."""
-        rows = batch_rows(segments, self.device)
+        rows = self.batch(segments)
         if self.replays(rows):
             self.replay(rows, [], [])
         else:
@@ -125,7 +133,7 @@ class Runner:
     def probe_draft(self, requests: int, past: int, k: int) -> None:
         """One draft as a decoding round has it, for measuring (a replay includes a pass over the roots)."""
         bases = [self.cache.shape.base(i) for i in range(requests)]
-        roots = batch_rows([Segment(base, past, [0], [past], Sight.CAUSAL) for base in bases], self.device)
+        roots = self.batch([Segment(base, past, [0], [past], Sight.CAUSAL) for base in bases])
         if self.replays(roots):
             self.replay(roots, [], [Settle(root_only(0), i, base, past) for i, base in enumerate(bases)])
             return
@@ -133,7 +141,7 @@ class Runner:
         positions = range(past, past + len(block))
         self.extend([0] * requests, list(bases))
         blocks = [Segment(base, past, block, positions, Sight.FULL) for base in bases]
-        self.draft(batch_rows(blocks, self.device), k)[0].tolist()
+        self.draft(self.batch(blocks), k)[0].tolist()
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":

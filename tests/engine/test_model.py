@@ -11,7 +11,7 @@ import torch
 from ddtree_engine.attention import _OneByOne, _Padded
 from ddtree_engine.engine import Engine
 from ddtree_engine.model import Norm
-from ddtree_engine.rows import Segment, Sight, batch_rows
+from ddtree_engine.rows import Segment, Sight, batch_rows, bucket
 from ddtree_engine.runner import Runner
 from ddtree_engine.tree import Tree, best_first
 from hypothesis import given, settings
@@ -48,7 +48,7 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def logits(runner: Runner, *segments: Segment) -> torch.Tensor:
-    batch = batch_rows(segments, CPU)
+    batch = runner.batch(segments)
     return runner.logits(runner.verify(batch, features=True), range(batch.rows))
 
 
@@ -114,17 +114,13 @@ def path_to(tree: Tree, row: int) -> list[int]:
 
 @given(st.lists(trees(), min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_a_nodes_logits_are_those_of_its_ancestor_path_alone(
-    pair: Pair, reference: Reference, drawn: list[Tree]
-) -> None:
+def test_a_nodes_logits_are_those_of_its_ancestor_path_alone(pair: Pair, reference: Reference, drawn: list[Tree]) -> None:
     with torch.inference_mode():
         runner = _cached_runner(pair)
         slab = runner.cache.shape.slab_slots
         prompts = [PROMPT[: 3 + 2 * i] for i in range(len(drawn))]
         logits(runner, *(causal(i * slab, 0, p) for i, p in enumerate(prompts)))
-        got = logits(
-            runner, *(tree_segment(i * slab, len(p), t) for i, (p, t) in enumerate(zip(prompts, drawn, strict=True)))
-        )
+        got = logits(runner, *(tree_segment(i * slab, len(p), t) for i, (p, t) in enumerate(zip(prompts, drawn, strict=True))))
         expected = [
             reference.logits(prompt + path_to(tree, row))[-1]
             for prompt, tree in zip(prompts, drawn, strict=True)
@@ -150,7 +146,7 @@ def drafts_of(runner: Runner, reference: Reference) -> tuple[torch.Tensor, torch
     runner.extend(range(5, len(context)), range(5, len(context)))
     rows = range(len(context), len(context) + block)
     segment = Segment(0, len(context), runner.block(PROMPT[-1]), rows, Sight.FULL)
-    logprobs, token_ids = runner.draft(batch_rows([segment], CPU), vocab)
+    logprobs, token_ids = runner.draft(runner.batch([segment]), vocab)
     unsorted = torch.empty(block - 1, vocab).scatter(-1, token_ids[0], logprobs[0])
     return unsorted, reference.draft_logits(PROMPT, block).log_softmax(-1)
 
@@ -185,16 +181,41 @@ def layouts(draw: st.DrawFn) -> list[Segment]:
     return segments
 
 
-@given(layouts(), st.integers(0, 2**32))
+@given(layouts(), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_padded_attention_equals_one_call_per_request(segments: list[Segment], seed: int) -> None:
+def test_padded_attention_equals_one_call_per_request(segments: list[Segment], seed: int, padded: bool) -> None:
     random = torch.Generator().manual_seed(seed)
-    batch = batch_rows(segments, CPU)
+    batch = batch_rows(segments, CPU, trash=100 if padded else None)
     keys, values = (torch.randn(101, 2, 8, generator=random) for _ in range(2))
-    queries = torch.randn(batch.rows, 4, 8, generator=random)
-    padded = _Padded(batch, 20, 2, torch.float32, CPU)(queries, keys, values)
+    queries = torch.randn(batch.padded, 4, 8, generator=random)
+    joined = _Padded(batch, 20, 2, torch.float32, CPU)(queries, keys, values)
     single = _OneByOne(batch, 2, torch.float32, CPU)(queries, keys, values)
-    assert torch.allclose(padded, single, atol=1e-5)
+    assert joined.shape == single.shape == (batch.padded, 32)
+    assert torch.allclose(joined[: batch.rows], single[: batch.rows], atol=1e-5)
+
+
+def test_few_row_counts_are_ever_computed() -> None:
+    sizes = {bucket(n) for n in range(1, 1025)}
+    assert len(sizes) <= 16 + 8 * 6
+    for n in range(1, 1025):
+        assert n <= bucket(n) <= max(n, 1.13 * n + 1)
+        assert bucket(bucket(n)) == bucket(n)
+    assert [bucket(n) for n in (1, 7, 16, 17, 33, 65)] == [1, 7, 16, 18, 36, 72]
+
+
+def test_passes_of_all_sizes_run_in_few_shapes(runner: Runner) -> None:
+    """Every shape that oneDNN meets costs it time and memory for good."""
+    seen = set()
+    embed = runner.target.embed
+
+    def watch(token_ids: torch.Tensor) -> torch.Tensor:
+        seen.add(len(token_ids))
+        return embed(token_ids)
+
+    runner.target.embed = watch  # type: ignore[method-assign]
+    for n in range(1, 120):
+        assert logits(runner, causal(0, 0, [5] * n)).shape[0] == n
+    assert seen == {bucket(n) for n in range(1, 120)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
