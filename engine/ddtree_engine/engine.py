@@ -291,7 +291,7 @@ def _runner(
         return runner
     shape = graphs.Shape(
         max_requests=min(config.max_running_requests, config.cuda_graph_max_bs or config.max_running_requests),
-        max_nodes=sizes.budget,
+        max_nodes=sizes.window - 1,
         block=sizes.block,
         k=min(config.speculative_ddtree_topk_cap, checked.target.stack.vocab),
     )
