@@ -8,6 +8,8 @@ slots x bytes per slot; see `bytes_per_slot`.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,13 +129,19 @@ def bytes_per_slot(target: StackConfig, drafter: DrafterConfig | None, dtype: to
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, since a masked slot must hold finite numbers (0 x NaN is NaN). On CPU pages that are not used take no memory
-    (numpy takes them zeroed from the system; torch would write every one).
+    """Zeros, since a masked slot must hold finite numbers (0 x NaN is NaN).
+
+    On CPU straight from the system in small pages, so that slots which are never used take no memory (torch would
+    write every one, and a huge page takes hundreds of slots for the first).
     """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     count = int(np.prod(size, dtype=np.int64))
-    return torch.from_numpy(np.zeros(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(size)
+    pages = mmap.mmap(-1, count * dtype.itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages has nothing to be told
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype, count=count).view(size)
 
 
 class LayerCache:
