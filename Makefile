@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_PACKAGES := systemd dbus openssh-server openssh-client iproute2 util-linux sudo
 
-.PHONY: setup test test-fast test-lab check format demo detect bench-engine bench-engine-gpu clean packages
+.PHONY: setup test test-fast test-lab lint check format demo detect bench-engine bench-engine-gpu clean packages
 
 setup: $(VENV)/.ready packages
 
@@ -35,10 +35,12 @@ test-fast: setup
 test-lab: setup
 	$(SUDO) $(BIN)/python -m pytest -q tests/lab
 
-check: setup
+lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract -m "not slow"
 
 format: setup
