@@ -100,7 +100,7 @@ class Scale:
 
 SCALES = {
     Level.QUICK: Scale(60, 16, 1, 0, 8, 1, 6, 6, 3, 3, 3, 4, 4),
-    Level.STANDARD: Scale(300, 64, 4, 12, 12, 3, 16, 24, 8, 8, 5, 8, 16),
+    Level.STANDARD: Scale(300, 64, 12, 12, 12, 6, 32, 48, 12, 16, 5, 8, 32),
     Level.DEEP: Scale(1800, 256, 24, 36, 16, 8, 48, 96, 24, 16, 9, 8, 64),
 }
 
