@@ -30,7 +30,9 @@ export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 INSTALLED=/usr/local/lib/ddops/ddops-host
 CONTROL=/run/systemd/system.control
 KEPT_LINES=2000
-ROOM=65536          # bytes kept free for the way back, so that a full disk can't stand in it
+# Kept free for the way back, so that a full disk can't stand in it. systemd reloads only with 16 MiB free in /run.
+RUN_ROOM=18874368   # bytes
+DISK_ROOM=65536
 SWITCH_STOP=150     # seconds an engine with users may take to stop; then it is killed
 UNDO_STOP=60        # the same for one that is fenced, or no longer wanted
 START_SEEN=30       # seconds in which systemd must begin a start
@@ -93,7 +95,7 @@ append_once() { # KIND RUN LINE: half-finished work is completed forward without
 }
 append_anyway() { # the same, out of the room kept for it when the disk is full; no disk stops what comes after it
     append_once "$@" && return 0
-    rm -f "$KEEP/room"
+    rm -f "$KEEP/room" || true
     append_once "$@" || echo "the ledger could not be written: $1 of run $2" >&2
 }
 utc() { date -u +%Y-%m-%dT%H:%M:%SZ; }
@@ -240,8 +242,8 @@ arm() {
     ours
     rm -rf "$LIVE/trial.new" "$LIVE/last"; mkdir "$LIVE/trial.new"
     put "$SELF" < "$0"
-    head -c $ROOM /dev/zero > "$LIVE/trial.new/room"
-    head -c $ROOM /dev/zero | put "$KEEP/room"
+    head -c $RUN_ROOM /dev/zero > "$LIVE/trial.new/room"
+    head -c $DISK_ROOM /dev/zero | put "$KEEP/room"
     echo "$run" > "$LIVE/trial.new/run"
     digest_of "$ETC" > "$LIVE/trial.new/previous"
     echo armed > "$LIVE/trial.new/step"
