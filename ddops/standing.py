@@ -81,9 +81,9 @@ def _finish(ground: Ground) -> Outcome:
 
 
 def _taken_back(observed: Observed) -> bool:
-    """The last change was undone without its controller, and nobody has proven what runs since."""
+    """The last change was undone, and nobody has proven what runs since."""
     last = [e for e in observed.ledger if e.kind in (Kind.UNDONE, Kind.CONFIRMED, Kind.VERIFIED, Kind.ADOPTED)]
-    return bool(last) and last[-1].kind is Kind.UNDONE and last[-1].by in ("guard", "confirm", "boot")
+    return bool(last) and last[-1].kind is Kind.UNDONE
 
 
 def _outlast(ground: Ground) -> None:

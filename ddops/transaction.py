@@ -144,11 +144,12 @@ class Transaction(Ground):
         except Interrupted as stop:  # it may be armed
             agent.armed = True
             return self._took_back(Undo(f"stopped by {self.by}", Result.INTERRUPTED, exit_override=stop.exit), change)
+        state: Trial | None = None
         try:
             with agent.heartbeat(self.taken.set):
                 end = self._steps(change)
                 if not isinstance(end, Undo):
-                    return self._confirm(change, end)
+                    state = self._confirm(change, end)
         except Interrupted as stop:
             end = Undo(f"stopped by {self.by}", Result.INTERRUPTED, exit_override=stop.exit)
         except (Taken, TooLate):
@@ -157,6 +158,10 @@ class Transaction(Ground):
             return self._unknown(lost)
         except DdopsError as problem:
             end = Undo(problem.what, facts={"error": str(problem)})
+        if not isinstance(end, Undo):
+            if state is not None and state.outcome != "undone":
+                return self._confirmed(state, change, end)
+            end = Undo("the engine was not the proven one any more when it was to be confirmed")
         return self._took_back(end, change)
 
     def _took_back(self, end: Undo, change: Change) -> Outcome:
@@ -237,7 +242,8 @@ class Transaction(Ground):
         return Undo(f"{verdict.kind}: {verdict.why}", result, found, bad)
 
     # ================================================================ confirm
-    def _confirm(self, change: Change, found: Proof) -> Outcome:
+    def _confirm(self, change: Change, found: Proof) -> Trial:
+        """Ask for the confirmation and wait for its end; the host may still find that something differs."""
         agent, unit = self.agent, change.unit
         proven = self.proof_entry(Kind.PROVEN, unit.digest, found, why=self.options.command)
         confirmed = replace(proven, kind=Kind.CONFIRMED)
@@ -245,17 +251,24 @@ class Transaction(Ground):
             self.keep_evidence(found)
             lines = to_line(proven), to_line(confirmed)
             agent.call(commands.confirm(agent.unit, agent.run, proven.invocation, unit.digest, *lines))
-            state = agent.settled(agent.run, SETTLE_SECONDS)
-        if state.outcome == "undone":
-            end = Undo("the engine was not the proven one any more when it was to be confirmed")
-            return self._restored(end, change)
+            return agent.settled(agent.run, SETTLE_SECONDS)
+
+    def _confirmed(self, state: Trial, change: Change, found: Proof | None, stop: Exit | None = None) -> Outcome:
+        """The change is in /etc. `found`: its proof; None when a stop came after the confirmation was claimed."""
+        runs = f"{'is back on' if change.revoke else 'runs'} {change.settings.describe()}"
         if state.outcome == "confirmed-restarted":
-            self.warn("the engine died between its proof and its confirmation, and was started again")
-            observed = agent.look()
-            return standing.in_place(self, unit, change.settings, observed, result=Result.APPLIED)
-        verb = "is back on" if change.revoke else "runs"
-        what = f"{self.name} {verb} {change.settings.describe()}: proven, and now the last known good"
-        return Outcome(self.name, Result.APPLIED, what, facts=self.facts(found, unit))
+            # This start is not the one that was proven: the proof is made again, where it runs.
+            self.warn("the engine was started anew between its proof and its confirmation")
+            self.taken.clear()
+            self.hold()
+            observed = self.agent.look()
+            ended = standing.in_place(self, change.unit, change.settings, observed, result=Result.APPLIED)
+            return replace(ended, exit_override=stop) if stop and ended.exit is Exit.OK else ended
+        if found is None:
+            what = f"{self.name} {runs}: it was proven and confirmed already"
+            return Outcome(self.name, Result.APPLIED, what, exit_override=stop)
+        what = f"{self.name} {runs}: proven, and now the last known good"
+        return Outcome(self.name, Result.APPLIED, what, facts=self.facts(found, change.unit))
 
     # ================================================================ undo
     def _undo(self, end: Undo, change: Change) -> Outcome:
@@ -266,10 +279,8 @@ class Transaction(Ground):
             except TooLate:
                 self.warn("the other side was first; waiting for what it does")
             state = agent.settled(agent.run, SETTLE_SECONDS)
-        if state.outcome.startswith("confirmed"):
-            # A stop that came after the confirmation was claimed: the change is proven and stays.
-            what = f"{self.name} runs {change.settings.describe()}: it was proven and confirmed already"
-            return Outcome(self.name, Result.APPLIED, what, exit_override=end.exit_override)
+        if state.outcome != "undone":
+            return self._confirmed(state, change, None, end.exit_override)
         return self._restored(end, change)
 
     def _restored(self, end: Undo, change: Change) -> Outcome:
