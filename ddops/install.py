@@ -103,14 +103,14 @@ def put_script(agent: Agent, observed: Observed) -> bool:
     """Install or renew the host script; True when it changed.
 
     Raises:
-        Refused: a trial is open (its guard runs the script that is there), or root rights are missing.
+        Refused: a trial is open (a script that is missing is put back all the same), or root rights are missing.
     """
     if observed.script_digest == commands.script_digest():
         return False
-    if observed.trial is not None and observed.trial.open:
+    if observed.script_digest and observed.trial is not None and observed.trial.open:
         raise Refused(
             f"{agent.config.name} has an open trial",
-            means="its guard needs the script that is installed",
+            means="it is finished with the script it was begun with",
             hint=f"ddops resume --host {agent.config.name}",
         )
     try:

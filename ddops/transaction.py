@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddops import commands, plan, readiness, standing, units
+from ddops import commands, plan, proof, readiness, standing, units
 from ddops.agent import SETTLE_SECONDS, Agent, NotSettled, TooLate, locked
 from ddops.engines import Settings
-from ddops.errors import DdopsError, Exit, Interrupted, Locked, Refused, RemoteFailed, Unreachable
+from ddops.errors import DdopsError, Exit, Interrupted, Locked, Refused, RemoteFailed, RemoteTimeout, Unreachable
 from ddops.ground import Ground, Options, Taken
 from ddops.ledger import to_line
 from ddops.outcome import Outcome, Result
@@ -132,9 +132,25 @@ class Transaction(Ground):
         with self.step("verify the unit on the host"):
             self.agent.call(commands.check_unit(unit.name, unit.text))
 
+    def _check_connection(self) -> None:
+        """The one connection must carry HTTP and commands at the same time; where sshd forbids forwarding, HTTP
+        takes a session, and MaxSessions 1 leaves none for commands.
+
+        Raises:
+            Refused: it can't; better known before the switch than after it.
+        """
+        command = commands.trial(self.agent.unit)
+        with proof.client(self.agent) as engine:
+            engine.healthy(timeout=5.0)
+            try:
+                self.agent.remote.run(command.argv, deadline=command.deadline_seconds, sudo=True)
+            except RemoteTimeout as problem:
+                raise Refused(problem.what, means="nothing was changed", hint=problem.hint) from problem
+
     # ================================================================ the trial
     def _trial(self, change: Change) -> Outcome:
         agent = self.agent
+        self._check_connection()
         guard = int(self.config.guard.seconds)
         longest = self.config.ready.timeout_seconds + PROVE_SECONDS[self.level] + 2 * SETTLE_SECONDS
         try:

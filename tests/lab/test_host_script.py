@@ -394,7 +394,8 @@ def test_a_look_never_mixes_two_trials(toy: Toy) -> None:
     """While trials come and go, every answer is of one trial: closed means there is an outcome."""
     toy.host.write(
         "/root/watch",
-        f"while [ ! -e /root/stop ]; do {INSTALLED} trial {toy.unit} | grep -E '^trial.(run|open|outcome)' | tr '\\n' ' '; echo; done",
+        f"while [ ! -e /root/stop ]; do {INSTALLED} trial {toy.unit} | grep -E '^trial.(run|open|outcome)' | tr '\\n' ' '\n"
+        "echo; done",
     )
     toy.host.console("systemd-run --quiet --unit=watch -p StandardOutput=append:/root/seen sh /root/watch")
     for turn in range(4):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import signal
 import time
 
 import pytest
 
+from ddops import commands
 from ddops.lab import Host
 from tests.lab.fleet import UNIT, Operator, running_budget
 
@@ -121,6 +124,37 @@ def test_a_power_cut_in_mid_trial_undoes_it(operator: Operator, host: Host) -> N
     operator.assert_proven(host, 8)
 
 
+def test_a_change_that_a_power_cut_took_back_is_never_reported_as_a_success(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    started.kill()
+    host.power_cut()
+    host.power_on()
+    run = operator.ddops("resume", "--host", host.name)
+    assert run.code == 4, run.err
+    operator.assert_proven(host, 8)
+    assert operator.ddops("resume", "--host", host.name).code == 0, "said once, it is done with"
+
+
+def test_a_power_cut_right_after_the_promotion_keeps_the_change_and_proves_its_new_start(
+    operator: Operator, host: Host
+) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    after = '    : | put "$LIVE/trial/promoted"'
+    stuck = commands.script().decode().replace(after, f"    sleep 60\n{after}")
+    host.write(f"/run/ddops/{UNIT}/ddops-host", stuck)  # the copy that this trial's workers run
+    started.wait_for("step.started", step="confirm")
+    give_up = time.monotonic() + 20
+    while "budget 12" not in host.read(f"/etc/systemd/system/{UNIT}") and time.monotonic() < give_up:
+        time.sleep(0.1)
+    host.power_cut()
+    host.power_on()
+    run = started.end()
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 12)
+
+
 def test_a_network_cut_longer_than_the_guard_undoes_the_trial(operator: Operator, host: Host) -> None:
     started = operator.start("reconfig", "--budget", "12", "--host", host.name)
     started.wait_for("step.started", step="prove")
@@ -167,15 +201,98 @@ def test_ctrl_c_twice_leaves_and_says_when_the_host_undoes(operator: Operator, h
     operator.assert_proven(host, 8)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_keep_coming_end_in_one_object_and_never_in_a_traceback(
+    operator: Operator, host: Host, number: signal.Signals
+) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name, "--json")
+    started.wait_for("step.started", step="prove")
+    for _ in range(3):
+        started.child.send_signal(number)
+        time.sleep(0.15)
+    run = started.end()
+    assert run.code == 128 + number
+    assert "Traceback" not in run.err
+    assert json.loads(run.out)["hosts"][0]["result"] == "interrupted"
+    assert operator.ddops("resume", "--host", host.name).code == 4
+    operator.assert_proven(host, 8)
+
+
+def test_a_frozen_controller_finds_out_and_confirms_nothing(operator: Operator, host: Host) -> None:
+    operator.write(guard=6)
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    started.child.send_signal(signal.SIGSTOP)
+    time.sleep(9)
+    started.child.send_signal(signal.SIGCONT)
+    run = started.end()
+    assert run.code == 4, run.err
+    operator.assert_proven(host, 8)
+
+
+def test_a_frozen_controller_that_another_run_has_overtaken_leaves_it_alone(operator: Operator, host: Host) -> None:
+    operator.write(guard=6)
+    first = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    first.wait_for("step.started", step="prove")
+    first.child.send_signal(signal.SIGSTOP)
+    time.sleep(9)
+    second = operator.start("reconfig", "--budget", "10", "--host", host.name)
+    second.wait_for("step.started", step="switch")
+    first.child.send_signal(signal.SIGCONT)
+    run = first.end()
+    assert run.code == 6, run.err
+    assert "taken back by the host" in run.err
+    assert second.end().code == 0
+    operator.assert_proven(host, 10)
+
+
+# ---------------------------------------------------------------- logins of all kinds
+def test_a_plain_login_with_one_sudo_line_does_the_whole_job(operator: Operator, host: Host) -> None:
+    operator.write(user="deploy")
+    assert operator.ddops("reconfig", "--budget", "12", "--host", host.name).code == 0
+    run = operator.ddops("rollback", "--host", host.name)
+    assert run.code == 0, run.err
+    operator.write()
+    operator.assert_proven(host, 8)
+
+
+@contextlib.contextmanager
+def sshd(host: Host, *lines: str):  # type: ignore[no-untyped-def]
+    """These lines stand first in sshd_config, and so win."""
+    kept = host.read("/etc/ssh/sshd_config")
+    host.write("/etc/ssh/sshd_config", "".join(f"{line}\n" for line in lines) + kept)
+    host.console("systemctl restart ssh")
+    host.wait_ssh()
+    yield
+    host.write("/etc/ssh/sshd_config", kept)
+    host.console("systemctl restart ssh")
+    host.wait_ssh()
+
+
+@pytest.mark.parametrize("lines", [("AllowTcpForwarding no",), ("MaxSessions 1",)])
+def test_a_narrow_sshd_does_the_whole_job(operator: Operator, host: Host, lines: tuple[str, ...]) -> None:
+    with sshd(host, *lines):
+        run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 12)
+
+
+def test_an_sshd_too_narrow_for_a_proof_is_refused_before_the_switch(operator: Operator, host: Host) -> None:
+    before = operator.status(host)["invocation"]
+    with sshd(host, "AllowTcpForwarding no", "MaxSessions 1"):
+        run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert run.code == 3, run.err
+    assert "MaxSessions" in run.err
+    assert operator.status(host)["invocation"] == before
+
+
 # ---------------------------------------------------------------- the other commands
 def test_rollback_goes_to_the_previous_verified_and_never_back_to_the_revoked(operator: Operator, host: Host) -> None:
     assert operator.ddops("reconfig", "--budget", "12", "--host", host.name).code == 0
     run = operator.ddops("rollback", "--host", host.name)
     assert run.code == 0, run.err
     operator.assert_proven(host, 8)
-    kinds = [
-        entry["kind"] for entry in operator.ddops("history", "--host", host.name, "--json").json["hosts"][0]["entries"]
-    ]
+    kinds = [entry["kind"] for entry in operator.ddops("history", "--host", host.name, "--json").json["hosts"][0]["entries"]]
     assert "revoked" in kinds
 
 
