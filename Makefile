@@ -53,11 +53,14 @@ demo: setup
 detect: setup
 	$(BIN)/python -m ddops.prove.detect --out docs/detection.md
 
+# Peers are run beside ours where their paths are given, such as PEERS="--hf-python DIR/bin/python"; see docs/performance.md.
 bench-engine: setup
 	$(BIN)/python engine/benchmarks/bench_engine.py
+	cd engine && $(abspath $(BIN))/python -m benchmarks.peers.run $(PEERS)
 
 bench-engine-gpu:
-	$(PYTHON) engine/benchmarks/bench_engine.py --device cuda
+	PYTHONPATH=engine $(PYTHON) engine/benchmarks/bench_engine.py --device cuda --dtype bfloat16 --batch 1 4 16 32
+	PYTHONPATH=engine $(PYTHON) engine/benchmarks/shape8b.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
