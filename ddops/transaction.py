@@ -145,6 +145,7 @@ class Transaction(Ground):
             try:
                 self.agent.remote.run(command.argv, deadline=command.deadline_seconds, sudo=True)
             except RemoteTimeout as problem:
+                self.agent.remote.reconnect(15.0)  # HTTP lets go of its session, and the lease can be given back
                 raise Refused(problem.what, means="nothing was changed", hint=problem.hint) from problem
 
     # ================================================================ the trial
