@@ -51,7 +51,7 @@ demo: setup
 	@$(SUDO) $(BIN)/ddops demo
 
 detect: setup
-	$(BIN)/python -m ddops.prove.detect --out docs/detection.md
+	$(BIN)/python -m ddops.prove.detect --out docs/detection.md --sensitivity ddops/prove/sensitivity.json
 
 # Peers are run beside ours where their paths are given, such as PEERS="--hf-python DIR/bin/python"; see docs/performance.md.
 bench-engine: setup

@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("engine/models"))
     parser.add_argument("--out", type=Path, default=Path("docs/detection.md"))
     parser.add_argument("--results", type=Path, default=Path("build/detect.ndjson"))
+    parser.add_argument("--sensitivity", type=Path, help="the battery's table to put the measured values into")
     parser.add_argument("--boots", type=int, default=2, help="boots of each fault at the quick level")
     parser.add_argument("--standard", type=int, default=0, help="boots of each rare fault at the standard level")
     parser.add_argument("--healthy", type=int, default=20, help="healthy boots at the quick level")
@@ -175,6 +176,9 @@ def main() -> None:
         _say(f"{number}/{len(left)} {fault} {level}: {found.verdict} by {', '.join(found.by) or 'nothing'}")
     machine = f"{platform.machine()}, budget {asked.budget}, max-running {asked.max_running}"
     asked.out.write_text(detection_table.page(done, machine), encoding="utf-8")
+    if asked.sensitivity is not None:
+        table = detection_table.measured(done, json.loads(asked.sensitivity.read_text(encoding="utf-8")))
+        asked.sensitivity.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
 
 
 def _say(text: str) -> None:

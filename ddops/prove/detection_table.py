@@ -156,6 +156,15 @@ def sensitivities(boots: Iterable[Boot]) -> dict[str, tuple[float, int]]:
     return {probe: (fmean(found), len(found)) for probe, found in sorted(shares.items())}
 
 
+def measured(boots: Iterable[Boot], assumed: Mapping[str, Any]) -> dict[str, Any]:
+    """The sensitivity table with what was measured put in; a probe that saw nothing keeps its assumed value."""
+    probes = {probe: dict(entry) for probe, entry in assumed["probes"].items()}
+    for probe, (share, count) in sensitivities(boots).items():
+        if share > 0 and probe in probes:
+            probes[probe] = {"sensitivity": round(share, 3), "measured": True, "boots": count}
+    return {**assumed, "probes": probes}
+
+
 def _sensitivities(boots: Sequence[Boot]) -> str:
     rows = ["## Sensitivity\n", "Share of replies a probe called wrong, mean over boots in which a text fault touched every",
             "request (a fault may leave a reply whole, so this is a lower bound).\n",

@@ -49,6 +49,14 @@ def test_the_page_names_what_was_missed_and_bounds_false_alarms() -> None:
     assert "| coding | 50% | 2 |" in text
 
 
+def test_measured_sensitivities_replace_assumed_ones_and_no_others() -> None:
+    assumed = {"about": "x", "probes": {name: {"sensitivity": 0.5, "measured": False} for name in ("coding", "copy")}}
+    found = table.measured([CAUGHT, MISSED], assumed)
+    assert found["probes"]["coding"] == {"sensitivity": 0.5, "measured": True, "boots": 2}
+    assert found["probes"]["copy"] == {"sensitivity": 0.5, "measured": False}
+    assert "rescore" not in found["probes"]
+
+
 def test_no_false_alarm_in_200_bounds_the_rate_at_one_and_a_half_percent() -> None:
     assert table.upper_bound(0, 200) == pytest.approx(0.0149, abs=1e-4)
 
