@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from ddtree_engine.cache import Cache, CacheShape
-from ddtree_engine.checkpoint import DrafterConfig, StackConfig, TargetConfig, drafter_tensors, target_tensors
+from ddtree_engine.checkpoint import drafter_tensors, target_tensors
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.graphs import CudaRunner, Shape
 from ddtree_engine.loading import device_facts
@@ -35,177 +33,10 @@ from ddtree_engine.rows import Segment, Sight
 from ddtree_engine.runner import Settle
 from ddtree_engine.tiles import ReferenceAttention
 from ddtree_engine.tree import Tree, best_first, root_only
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # CPU
-    triton = None
+from device_timing import Call, Ceilings, Times, captured, device_times, kernel_ms, wall_times
+from shape8b_sizes import MICRO, QWEN3_8B, Scale, draft_numbers, prefill_flops, slot_numbers, step_numbers
 
 MAX_NODES, K = 64, 8
-Call = Callable[[], object]
-
-
-# Sizes --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Everything that a run is made of."""
-
-    target: TargetConfig
-    drafter: DrafterConfig
-    context: int  # slots filled before the measured rows
-    batches: tuple[int, ...]
-    budgets: tuple[int, ...]  # of one request's tree; the first is also measured at every batch size
-    chunks: tuple[int, ...]  # rows of a prefill pass
-    square: int  # side of the measured matrix product
-    read_bytes: int  # of the measured read
-
-
-def scale_of(stack: StackConfig, taps: tuple[int, ...], drafter_layers: int, **rest: object) -> Scale:
-    drafter = DrafterConfig(replace(stack, layers=drafter_layers), 16, stack.vocab - 1, taps)
-    return Scale(TargetConfig(stack, tied=False, eos_ids=()), drafter, **rest)  # type: ignore[arg-type]
-
-
-QWEN3_8B = scale_of(
-    StackConfig(4096, 36, 32, 8, 128, 12288, 151936, 1e-6, 1e6, 40960),
-    (1, 9, 17, 25, 33),
-    5,
-    context=2048,
-    batches=(1, 4, 16, 32),
-    budgets=(16, 32, 64),
-    chunks=(512, 2048),
-    square=8192,
-    read_bytes=8 << 30,
-)
-MICRO = scale_of(
-    StackConfig(32, 2, 4, 2, 8, 48, 64, 1e-6, 1e6, 256),
-    (0, 1),
-    1,
-    context=24,
-    batches=(1, 2),
-    budgets=(4, 8),
-    chunks=(8, 24),
-    square=64,
-    read_bytes=1 << 16,
-)
-
-
-def numbers(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(int(np.prod(shape)) for shape in shapes.values())
-
-
-def step_numbers(target: TargetConfig) -> int:
-    """Weights that one pass reads: all but the embedding table, of which it reads a row a token (unless it is the head)."""
-    shapes = target_tensors(target)
-    if not target.tied:
-        del shapes["model.embed_tokens.weight"]
-    return numbers(shapes)
-
-
-def draft_numbers(target: TargetConfig, drafter: DrafterConfig) -> int:
-    """Weights that commit and draft read: the drafter's layers, their k and v once more for the context, the target's head."""
-    shapes = drafter_tensors(drafter)
-    context = {n: s for n, s in shapes.items() if "k_proj" in n or "v_proj" in n}
-    layers = {n: s for n, s in shapes.items() if n.startswith("layers.")}
-    return numbers(layers) + numbers(context) + target.stack.vocab * target.stack.hidden
-
-
-def slot_numbers(stack: StackConfig) -> int:
-    """Keys and values of one slot."""
-    return 2 * stack.layers * stack.kv_heads * stack.head_dim
-
-
-def prefill_flops(target: TargetConfig, tokens: int) -> int:
-    """Of a prompt from its start: the layers' matrices, causal attention (no more than it needs), the head once."""
-    s = target.stack
-    matrices = sum(int(np.prod(shape)) for n, shape in target_tensors(target).items() if "layers." in n and len(shape) == 2)
-    pairs = tokens * (tokens + 1) // 2
-    return 2 * tokens * matrices + 4 * pairs * s.heads * s.head_dim * s.layers + 2 * s.vocab * s.hidden
-
-
-# Timing -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Milliseconds."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Times:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} ms ({self.low:.3f}-{self.high:.3f})"
-
-
-def device_times(calls: Mapping[str, Call], device: torch.device, repeats: int) -> dict[str, Times]:
-    """Interleaved, by CUDA events; on CPU by the wall clock."""
-    if device.type != "cuda":
-        return wall_times(calls, device, repeats)
-    marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
-    for n in range(repeats + 3):
-        for name, call in calls.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            if n >= 3:
-                marks[name].append((start, end))
-    torch.cuda.synchronize()
-    return {name: Times.of([a.elapsed_time(b) for a, b in pairs]) for name, pairs in marks.items()}
-
-
-def wall_times(calls: Mapping[str, Call], device: torch.device, repeats: int) -> dict[str, Times]:
-    """Interleaved; a call is over when the device is idle."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for n in range(repeats + 3):
-        for name, call in calls.items():
-            started = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            if n >= 3:
-                seconds[name].append((time.perf_counter() - started) * 1e3)
-    return {name: Times.of(values) for name, values in seconds.items()}
-
-
-KINDS = (
-    ("attention", ("_attend_part", "_join_parts")),
-    ("norm, rope, swiglu", ("_norm_rope_store", "_swiglu", "rms_norm", "RMSNorm", "layer_norm", "LayerNorm")),
-    ("matrix", ("gemm", "gemv", "cutlass", "nvjet", "splitK", "cublas")),
-    ("top-k", ("topk", "TopK", "radix", "Radix", "sort", "Sort", "gatherTopK")),
-    ("reductions", ("reduce_kernel", "softmax", "Reduce")),
-)
-
-
-def kernel_ms(call: Call, device: torch.device, repeats: int = 4) -> dict[str, float]:
-    """Milliseconds a call by kind of kernel, then the five longest of the rest by name. Empty on CPU."""
-    if device.type != "cuda":
-        return {}
-    call()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(repeats):
-            call()
-        torch.cuda.synchronize()
-    kinds = {kind: 0.0 for kind, _ in KINDS}
-    rest: dict[str, float] = {}
-    for event in profile.key_averages():
-        ms = event.self_device_time_total / 1e3 / repeats
-        kind = next((kind for kind, words in KINDS if any(w in event.key for w in words)), None)
-        if kind:
-            kinds[kind] += ms
-        elif ms > 0:
-            rest[event.key[:120]] = ms
-    longest = sorted(rest, key=lambda name: -rest[name])[:5]
-    kinds["other"] = sum(rest.values())
-    return kinds | {f"other: {name}": rest[name] for name in longest}
 
 
 # Models -------------------------------------------------------------------------------------------------------------
@@ -303,27 +134,6 @@ def random_tree(scale: Scale, budget: int) -> Tree:
 # Arms ---------------------------------------------------------------------------------------------------------------
 
 
-def ceilings(scale: Scale, device: torch.device, repeats: int) -> dict[str, Times]:
-    """A read of every byte (two kernels, the faster counts) and a square bfloat16 product."""
-    words = torch.randint(-(2**31), 2**31, (scale.read_bytes // 4,), dtype=torch.int32, device=device)
-    floats = words.view(torch.float32)
-    calls: dict[str, Call] = {"read, torch sum": floats.sum}
-    if device.type == "cuda":
-        out = torch.empty(triton.cdiv(words.numel(), 8192), dtype=torch.int32, device=device)
-        calls["read, triton"] = lambda: _read[(out.numel(),)](words, out, words.numel(), BLOCK=8192, num_warps=8)
-    a, b = (torch.randn(scale.square, scale.square, device=device).bfloat16() for _ in range(2))
-    calls["product"] = lambda: a @ b
-    return device_times(calls, device, repeats)
-
-
-if triton is not None:
-
-    @triton.jit
-    def _read(source, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out + tl.program_id(0), tl.sum(tl.load(source + at, mask=at < count, other=0), 0))
-
-
 def replayed(runner: CudaRunner, batch: Batch, part: str) -> Call:
     """Launches the graph that `replay` would take for this batch, its inputs filled once."""
     graphs = runner._graphs  # the graph without the host's part has no public name
@@ -360,6 +170,22 @@ def _round(runner: CudaRunner, batch: Batch, *, settle: bool) -> Call:
     return lambda: runner.replay(rows, [], batch.settle if settle else [])
 
 
+def products(target: Target, rows: int, device: torch.device) -> dict[str, tuple[Call, int]]:
+    """Every layer's products with one of its matrices (and the head's): how, and how many weights that reads."""
+    s, layers = target.config.stack, target.stack.layers
+    dtype = target.embedding.dtype
+    x, wide, ff = (torch.randn(rows, n, device=device).to(dtype) for n in (s.hidden, s.heads * s.head_dim, s.ff))
+    qkv = (s.heads + 2 * s.kv_heads) * s.head_dim * s.hidden
+    calls: dict[str, tuple[Call, int]] = {
+        "qkv": (lambda: [layer.qkv(x) for layer in layers], qkv * s.layers),
+        "out": (lambda: [layer.out.add(wide, x) for layer in layers], wide.shape[1] * s.hidden * s.layers),
+        "gate_up": (lambda: [layer.gate_up(x) for layer in layers], 2 * s.ff * s.hidden * s.layers),
+        "down": (lambda: [layer.down.add(ff, x) for layer in layers], s.ff * s.hidden * s.layers),
+        "head": (lambda: target.head(x), s.vocab * s.hidden),
+    }
+    return {name: (captured(call, device), size) for name, (call, size) in calls.items()}
+
+
 def prefill(scale: Scale, runner: CudaRunner, chunk: int) -> Call:
     """A whole prompt of `context` tokens in passes of `chunk` rows, and the last row's logits; runs without graphs."""
     tokens = list(range(min(scale.context, scale.target.stack.vocab))) * -(-scale.context // scale.target.stack.vocab)
@@ -382,34 +208,30 @@ class Figures:
     """What was measured, and what it is held against."""
 
     device: dict[str, str | None]
-    ceilings: dict[str, Times]
+    ceilings: Ceilings
     graphs: dict[str, Times]
     rounds: dict[str, Times]
     prefill: dict[str, Times]
+    products: dict[str, tuple[Times, int]]  # with the weights read
     kernels: dict[str, dict[str, float]]
-
-    def bandwidth(self, scale: Scale) -> float:
-        """Bytes a millisecond."""
-        return scale.read_bytes / min(t.median for name, t in self.ceilings.items() if name.startswith("read"))
-
-    def rate(self, scale: Scale) -> float:
-        """Operations a millisecond."""
-        return 2 * scale.square**3 / self.ceilings["product"].median
 
 
 def measure(scale: Scale, device: torch.device, repeats: int, *, profile: bool) -> Figures:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     facts = asdict(device_facts(device)) | {"torch": torch.__version__, "dtype": str(dtype)}
-    best = ceilings(scale, device, repeats)
+    best = Ceilings.measure(scale.read_bytes, scale.square, device, repeats)
     runners = build(scale, device, dtype)
     graphs, rounds = passes(scale, runners)
     prompts = {f"prefill {chunk}": prefill(scale, runners.plain, chunk) for chunk in scale.chunks}
+    matrices = {f"{name} {n}": p for n in scale.products for name, p in products(runners.plain.target, n, device).items()}
+    times = device_times({name: call for name, (call, _) in matrices.items()}, device, repeats)
     figures = Figures(
         facts,
         best,
         device_times(graphs, device, repeats),
         wall_times(rounds, device, repeats),
         device_times(prompts, device, repeats),
+        {name: (times[name], size) for name, (_, size) in matrices.items()},
         {},
     )
     if profile:
@@ -418,7 +240,7 @@ def measure(scale: Scale, device: torch.device, repeats: int, *, profile: bool) 
 
 
 def report(scale: Scale, f: Figures, itemsize: int = 2) -> str:
-    band, rate = f.bandwidth(scale), f.rate(scale)
+    band, rate = f.ceilings.bandwidth, f.ceilings.rate
     weights, kv = step_numbers(scale.target) * itemsize, slot_numbers(scale.target.stack) * itemsize * scale.context
     drafter = draft_numbers(scale.target, scale.drafter) * itemsize
     floor, step = weights / band, f.graphs["step 1"].median
@@ -443,6 +265,9 @@ def report(scale: Scale, f: Figures, itemsize: int = 2) -> str:
     for name, t in f.prefill.items():
         share = prefill_flops(scale.target, scale.context) / t.median / rate
         lines.append(f"  {name:<14}{t!s:<32}{share:.0%} of the product's rate")
+    lines.append("matrix products, all layers (device time, share of the read bandwidth)")
+    for name, (t, size) in f.products.items():
+        lines.append(f"  {name:<14}{t!s:<32}{size * itemsize / band / t.median:.0%}")
     lines += [
         f"kernels of {name}: " + ", ".join(f"{k} {ms:.3f}" for k, ms in kinds.items() if not k.startswith("other: "))
         for name, kinds in f.kernels.items()
@@ -461,6 +286,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.micro and not torch.cuda.is_available():
         parser.error("no CUDA device is visible to this process; --micro tries the benchmark on CPU")
     scale, device = (MICRO, torch.device("cpu")) if args.micro else (QWEN3_8B, torch.device("cuda"))
+    if args.micro:
+        torch.set_num_threads(1)
     with torch.inference_mode():
         figures = measure(scale, device, args.repeats, profile=not args.no_profile)
     print(report(scale, figures, 4 if args.micro else 2))

@@ -8,7 +8,7 @@ up to 64 nodes are all of this form. `ReferenceAttention` is its definition in p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +37,10 @@ class Tiles:
     first: torch.Tensor
     rows: torch.Tensor
     seen: torch.Tensor  # slots of the slab that any row of the tile may see
+    live: torch.Tensor = field(init=False)  # int64 []: tiles that have rows
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "live", (self.rows > 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,9 @@ def tile_table(segments: Sequence[Segment], rows_per_tile: int) -> np.ndarray:
     table, first = [], 0
     for s in segments:
         for start in range(0, s.rows, rows_per_tile):
-            table.append((first + start, min(rows_per_tile, s.rows - start), s.seen))
+            end = min(start + rows_per_tile, s.rows)
+            seen = s.past + end if s.sight is Sight.CAUSAL else s.seen  # later rows are not read for earlier ones
+            table.append((first + start, end - start, seen))
         first += s.rows
     return np.array(table, dtype=np.int64).T
 

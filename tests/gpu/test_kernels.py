@@ -82,9 +82,9 @@ def test_rows_without_a_tile_stay_finite() -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 64, 4096])
 def test_number_of_parts_does_not_change_the_result(count: int) -> None:
-    """Fewer tiles are split into more parts; here a part may have no slot at all."""
+    """Fewer rows are split into more parts; here a part may have no slot at all."""
     torch.manual_seed(1)
-    shape = tiles.AttentionShape(1, count, 4, 2, 64)
+    shape = tiles.AttentionShape(32 * count, count, 4, 2, 64)
     keys, values = torch.randn(2, SLAB, 2, 64, device=DEVICE)
     one = torch.ones(1, dtype=torch.int64, device=DEVICE)
     sight = tiles.RowSight(one * 0, one * 7, one * 0)
@@ -117,6 +117,16 @@ def test_norm_rope_store_equals_norm_then_rotate(heads: int, kv_heads: int, dim:
     untouched = torch.ones(slots_in_pool, dtype=torch.bool, device=DEVICE)
     untouched[slots] = False
     assert not keys[untouched].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [32, 320, 4096])
+def test_rms_norm_equals_the_exact_norm(dtype: torch.dtype, dim: int) -> None:
+    torch.manual_seed(5)
+    x, weight = torch.randn(5, dim, dtype=dtype, device=DEVICE) * 4, torch.rand(dim, device=DEVICE) + 0.5
+    expected = Norm(weight, 1e-6).exact(x)
+    tolerance = 1e-5 if dtype is torch.float32 else 2e-2
+    assert torch.allclose(kernels.rms_norm(x, weight, 1e-6).float(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
