@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from ddops import __version__
 from ddops.errors import DdopsError, Exit, InventoryError, UsageError
 
 if TYPE_CHECKING:
-    from ddops.inventory import Fleet
+    from ddops.inventory import Fleet, HostConfig
     from ddops.session import Session
 
 SEARCHED = ("inventory.yaml", "inventories/default.yaml", "~/.config/ddops/inventory.yaml")
@@ -124,7 +124,19 @@ def session(named: tuple[str, ...] | list[str], **outputs: Any) -> Session:
         named = list(fleet.hosts)
     if not named:
         raise UsageError("no host named", means="nothing was done", hint="name one: --host NAME (or --host all)")
-    return Session(fleet, fleet.select(named), _typed(), **outputs)
+    chosen = fleet.select(named)
+    _check_probes(chosen)
+    return Session(fleet, chosen, _typed(), **outputs)
+
+
+def _check_probes(hosts: Iterable[HostConfig]) -> None:
+    """A probe that does not exist is found before any host is contacted."""
+    named = [host for host in hosts if host.prove.probes]
+    if named:
+        from ddops import proof
+
+        for host in named:
+            proof.only(host)
 
 
 def _typed() -> str:
@@ -400,6 +412,7 @@ def show_inventory(example: bool) -> None:
         click.echo((inventories_dir() / "example.yaml").read_text(encoding="utf-8"), nl=False)
         return
     fleet = read_inventory(click.get_current_context().find_root().params.get("inventory"))
+    _check_probes(fleet.hosts.values())
     width = max(len(name) for name in fleet.hosts)
     for name, host in fleet.hosts.items():
         click.echo(f"{name:{width}}  {host.address}  {host.engine.kind}  {host.engine.unit}  {' '.join(host.groups)}")

@@ -111,7 +111,7 @@ def _status_row(observed: Observed) -> dict[str, Any]:
         "settings": plan.settings_text(observed),
         "digest": units.digest(observed.etc_unit) if observed.etc_unit else "",
         "drift": plan.drift(observed),
-        "lease": asdict(observed.lease) if observed.lease else None,
+        "lease": asdict(observed.lease) if observed.lease and observed.lease.expires_in_seconds > 0 else None,
         "trial": asdict(trial) if trial and trial.open else None,
         "arch": observed.arch,
         "boot": observed.boot,
@@ -193,13 +193,27 @@ def _checks(agent: Agent, observed: Observed) -> list[tuple[bool, str, str]]:
     script = observed.script_digest == commands.script_digest()
     release = engine.kind != "ddtree" or engine.release in observed.releases
     disk = min(observed.disk_free_mib.values(), default=0)
+    python = [_python(agent)] if engine.kind == "ddtree" and release else []
     return [
         (True, f"login as {config.ssh.user}, one connection", ""),
         (observed.systemd >= 250, f"systemd {observed.systemd}", "systemd 250 or later is needed (252 is tried)"),
         (script, "host script", install),
         (release, f"release {engine.release or '(none named)'}", install),
+        *python,
         (disk >= config.limits.disk_free_mib, f"{disk} MiB free", "make room below /opt and /var/lib"),
         (observed.fence_works, "fence", "unproven engines can be reached by users here"),
         (observed.etc_unit is not None, engine.unit, install),
         (plan.verification(observed).verified, plan.verification(observed).text, f"ddops verify --host {config.name}"),
     ]
+
+
+def _python(agent: Agent) -> tuple[bool, str, str]:
+    """Can the host's own Python run the engine that is there?"""
+    from ddops import install
+    from ddops.journal import Journal
+
+    try:
+        install.check_python(agent, Journal(agent.run))
+    except Refused as problem:
+        return False, problem.what, problem.hint
+    return True, f"{agent.config.engine.python} runs the engine", ""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddops.errors import DdopsError, Exit, UsageError
+from ddops.errors import DdopsError, Exit, Unreachable, UsageError
 from ddops.journal import redact
+from ddops.journal.outputs import check_writable
 
 if TYPE_CHECKING:
     from ddops.prove.client import EngineClient
@@ -34,6 +35,10 @@ class Asked:
     def __post_init__(self) -> None:
         from ddops.prove.battery import PROBES
 
+        if self.save is not None:
+            check_writable("--save", self.save)
+        if self.reference is not None and not self.reference.startswith(("http://", "https://")):
+            raise UsageError(f"--reference {self.reference!r} is no http:// or https:// address", means="nothing was probed")
         unknown = [name for name in self.only if name not in PROBES]
         if unknown:
             raise UsageError(
@@ -60,6 +65,7 @@ def endpoint(url: str, engine: str, asked: Asked) -> int:
 
 
 def _probe(where: str, client: EngineClient, asked: Asked) -> Exit:
+    _reach(where, client)
     if asked.replay:
         return _replay(client, asked.replay)
     verdict = _ask(client, asked)
@@ -84,6 +90,30 @@ def hosts(run: Session, asked: Asked) -> int:
     return int(code)
 
 
+def _reach(where: str, client: EngineClient) -> None:
+    """Nothing that listens is not an engine that died: it is said before anything is probed.
+
+    Raises:
+        Unreachable: no HTTP server answers there.
+    """
+    import httpx
+
+    try:
+        client.http.get("/health", timeout=10.0)
+    except httpx.TransportError as problem:
+        raise Unreachable(
+            f"{where}: nothing answers there ({problem})",
+            means="nothing was probed",
+            hint="start the engine, or name its address: --url http://ADDRESS:PORT, without /v1",
+        ) from problem
+
+
+def _living(url: str, scorer: EngineClient) -> EngineClient:
+    if not scorer.healthy(timeout=10.0):
+        raise Unreachable(f"the reference {url} does not answer", means="nothing was probed")
+    return scorer
+
+
 def _ask(client: EngineClient, asked: Asked) -> Verdict:
     import httpx
 
@@ -95,7 +125,7 @@ def _ask(client: EngineClient, asked: Asked) -> Verdict:
         click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {evidence.got or evidence.detail}", err=True)
 
     with httpx.Client(base_url=asked.reference or "http://127.0.0.1") as other:
-        reference = EngineClient(other, "ddtree") if asked.reference else None
+        reference = _living(asked.reference, EngineClient(other, "ddtree")) if asked.reference else None
         return battery.run(
             client, level=Level(asked.level), reference=reference, only=asked.only or None, on_event=on_event
         )

@@ -65,7 +65,7 @@ def reference(agent: Agent) -> Iterator[EngineClient | None]:
         yield None
     elif named.startswith(("http://", "https://")):
         with httpx.Client(base_url=named) as http:
-            yield EngineClient(http, profile_of(agent.config.engine))
+            yield _living(agent, named, EngineClient(http, profile_of(agent.config.engine)))
     else:
         other = agent.hosts[named]
         with ExitStack() as stack:
@@ -77,7 +77,15 @@ def reference(agent: Agent) -> Iterator[EngineClient | None]:
                 agent.warn(text)
                 yield None
                 return
-            yield EngineClient(http, profile_of(other.engine))
+            yield _living(agent, named, EngineClient(http, profile_of(other.engine)))
+
+
+def _living(agent: Agent, name: str, scorer: EngineClient) -> EngineClient | None:
+    """A reference that does not answer must never be taken for a fault of the engine it should have scored."""
+    if scorer.healthy(timeout=10.0):
+        return scorer
+    agent.warn(f"the reference {name} does not answer; what only it can score is not scored")
+    return None
 
 
 def only(config: HostConfig) -> frozenset[str] | None:

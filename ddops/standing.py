@@ -160,12 +160,15 @@ def in_place(
     if found is not None:
         ground.record(Kind.FAILED, unit.digest, found, why=broken)
     unsure = found is not None and found.verdict.kind == "inconclusive"
+    hint = f"ddops rollback --host {name}, or take it out of service"
+    if not observed.unit.running:
+        hint = f"on the host: systemctl start {ground.agent.unit}; then ddops verify --host {name}"
     return Outcome(
         name,
         Result.NOT_PROVEN,
         f"{name}: what runs is not proven: {broken}",
         means="nothing was restarted and nothing was restored",
-        hint=f"ddops rollback --host {name}, or take it out of service",
+        hint=hint,
         facts=ground.facts(found, unit) if found else {},
         exit_override=Exit.INCONCLUSIVE if unsure else None,
     )

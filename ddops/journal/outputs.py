@@ -64,7 +64,7 @@ class Outputs:
                 hint="end its name with .md or .html",
             )
         for option, path in (("--junit", junit), ("--report", report)):
-            _check_writable(option, path)
+            check_writable(option, path)
         self._as_json = as_json
         self._events = events
         self._junit = junit
@@ -129,7 +129,7 @@ class Outputs:
             _save(path, lambda: "".join(line + "\n" for line in views.outputs(run)), append=True)
 
 
-def _check_writable(option: str, path: str | None) -> None:
+def check_writable(option: str, path: str | None) -> None:
     """A report nobody can write is found out before a host is touched, not after."""
     if path is None:
         return

@@ -87,7 +87,8 @@ def _exec(options: argparse.Namespace) -> int:
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
     if not argv:
         raise LabError("exec needs a command: python -m ddops.lab exec --id ID -- COMMAND")
-    return subprocess.call([*Lab.attach(options.id).enter(), *argv])
+    words = [*Lab.attach(options.id).enter(), *argv]
+    os.execvp(words[0], words)  # in our place, so that signals reach the command itself and nobody else
 
 
 def _ssh(options: argparse.Namespace) -> int:

@@ -86,6 +86,8 @@ def judge(
     if reading is None:
         return Evidence("acceptance", Outcome.NOT_SCORED, detail="the engine reports no verify passes anywhere")
     known = baseline.get("acceptance") if baseline else None
+    if known and cap:
+        known = min(known, float(cap))  # a smaller tree is not held to what only a larger one can reach
     limits = [f"> {DEAD}"] + ([f"< {cap}"] if cap else [])
     limits += [f">= {gates.acceptance:g} x {known:.2f} (last known-good)"] if known else []
     outcome, detail = _held(reading, turns, cap, known, gates)

@@ -69,6 +69,8 @@ def test_every_command_has_help(folder: Path, command: str) -> None:
         (["probe", "--url", "ftp://x"], "http"),
         (["probe", "--url", "http://127.0.0.1:1", "--only", "nonsense"], "nonsense"),
         (["probe", "--url", "http://127.0.0.1:1", "--host", "b300-01"], "exclude"),
+        (["probe", "--url", "http://127.0.0.1:1", "--save", "/nowhere/x.json"], "/nowhere"),
+        (["probe", "--url", "http://127.0.0.1:1", "--reference", "notaurl"], "notaurl"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -122,7 +124,17 @@ def test_the_inventory_command_lists_hosts_and_prints_a_valid_example(folder: Pa
     assert ddops("inventory", cwd=folder).returncode == 0
 
 
-def test_a_probe_of_nothing_is_no_pass(folder: Path) -> None:
+def test_a_probe_of_nothing_says_that_nothing_answers(folder: Path) -> None:
     done = ddops("probe", "--url", "http://127.0.0.1:1", "--engine", "sglang", "--only", "coding", cwd=folder)
-    assert done.returncode != 0
+    assert done.returncode == 6
+    assert "nothing answers there" in done.stderr
+    assert "died" not in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_probe_that_does_not_exist_is_found_without_any_host(folder: Path) -> None:
+    (folder / "inventory.yaml").write_text(INVENTORY.replace("10.0.0.1,", "10.0.0.1, prove: {probes: [codng]},"))
+    for words in (["inventory"], ["verify", "--host", "b300-01"]):
+        done = ddops(*words, cwd=folder)
+        assert done.returncode == 2, done.stderr
+        assert "codng" in done.stderr

@@ -386,7 +386,7 @@ def test_a_difference_smaller_than_the_spread_is_a_tie() -> None:
 def test_latencies_have_gates_of_their_own() -> None:
     known = speed(300, 301, 299)
     assert against(speed(300, 301, 299, ttft=0.5), known).outcome is Outcome.DEGRADED
-    assert against(speed(300, 301, 299, itl=0.05), known).outcome is Outcome.DEGRADED
+    assert against(speed(300, 301, 299, itl=0.08), known).outcome is Outcome.DEGRADED
     assert against(speed(300, 301, 299, ttft=0.11, itl=0.015), known).outcome is Outcome.PASS
 
 
