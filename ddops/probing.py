@@ -126,9 +126,7 @@ def _ask(client: EngineClient, asked: Asked) -> Verdict:
 
     with httpx.Client(base_url=asked.reference or "http://127.0.0.1") as other:
         reference = _living(asked.reference, EngineClient(other, "ddtree")) if asked.reference else None
-        return battery.run(
-            client, level=Level(asked.level), reference=reference, only=asked.only or None, on_event=on_event
-        )
+        return battery.run(client, level=Level(asked.level), reference=reference, only=asked.only or None, on_event=on_event)
 
 
 def _replay(client: EngineClient, file: str) -> Exit:

@@ -99,9 +99,7 @@ def only(config: HostConfig) -> frozenset[str] | None:
     for name in config.prove.probes:
         if name not in PROBES:
             hint = f"there are {', '.join(PROBES)}"
-            raise UsageError(
-                f"{config.name}: prove.probes: no probe is called {name!r}", means="nothing was done", hint=hint
-            )
+            raise UsageError(f"{config.name}: prove.probes: no probe is called {name!r}", means="nothing was done", hint=hint)
     return frozenset(config.prove.probes) or None
 
 

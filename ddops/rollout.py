@@ -109,9 +109,7 @@ def decide(hosts: Sequence[Host], outcomes: Sequence[Outcome], policy: Policy) -
     canaries = _canaries(hosts, policy.canary)
     waiting = [host for host in left if host.name in canaries]
     if waiting:
-        return Continue(
-            (waiting[0],), f"canary {waiting[0].name}" + (f" of {waiting[0].arch}" if waiting[0].arch else "")
-        )
+        return Continue((waiting[0],), f"canary {waiting[0].name}" + (f" of {waiting[0].arch}" if waiting[0].arch else ""))
     broken = [name for name in canaries if not _went_well(name, outcomes)]
     if broken:
         # With a limit above 0 a failed canary may be tolerated in number, but it proves nothing for its kind.

@@ -127,9 +127,7 @@ class Observed:
     gpu: Gpu | None = None
     arch: str = "cpu"  # gpu.arch, else "cpu"
     disk_free_mib: dict[str, int] = field(default_factory=dict)  # path -> MiB
-    port_owner: int | None = (
-        None  # a listener on the engine's port that is not in the unit's cgroup: its pid (0: unknown)
-    )
+    port_owner: int | None = None  # a listener on the engine's port that is not in the unit's cgroup: its pid (0: unknown)
     releases: dict[str, str] = field(default_factory=dict)  # name -> sha256 of its SHA256SUMS
     script_digest: str = ""  # sha256 of the installed ddops-host script; "" when absent
     fence_works: bool = True

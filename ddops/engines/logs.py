@@ -58,8 +58,7 @@ COMMON: tuple[FatalLine, ...] = (
     ),
     fatal(
         r"CUBLAS_STATUS_EXECUTION_FAILED",
-        "a batched matrix product failed on the GPU; "
-        "max-running x (budget + 1) rows may be too many for this architecture",
+        "a batched matrix product failed on the GPU; max-running x (budget + 1) rows may be too many for this architecture",
     ),
     fatal(r"CUBLAS_STATUS_\w+", "a matrix product failed on the GPU"),
     fatal(
@@ -87,9 +86,7 @@ COMMON: tuple[FatalLine, ...] = (
     fatal(r"Too many open files|\[Errno 24\]", "the limit of open files is reached", environment=True),
     # These Xids are what a program's own bad access looks like to the driver; all others are its or the hardware's.
     fatal(r"\bXid\b[^\n]{0,60}?: (13|31|43|45)\b", "a GPU kernel was stopped by the driver (Xid)"),
-    fatal(
-        r"NVRM: Xid|\bXid\b.{0,40}\b\d+", "the GPU driver reported a hardware or driver fault (Xid)", environment=True
-    ),
+    fatal(r"NVRM: Xid|\bXid\b.{0,40}\b\d+", "the GPU driver reported a hardware or driver fault (Xid)", environment=True),
     fatal(
         r"uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC|cudaErrorHardwareStackError",
         "the GPU's memory has an uncorrectable error",

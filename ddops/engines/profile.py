@@ -55,9 +55,7 @@ class Acceptance:
     accepted_total: tuple[str, ...] = ()
     accepted_excludes_bonus: bool = False
     running_metrics: tuple[str, ...] = ()
-    log_line: re.Pattern[str] | None = (
-        None  # groups: length, and rate, throughput, running, graph where the line has them
-    )
+    log_line: re.Pattern[str] | None = None  # groups: length, and rate, throughput, running, graph where the line has them
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,7 @@ class _Reader:
         if raw is None:
             raise self.document.error((), "the file is empty", "start from inventories/example.yaml")
         if not isinstance(raw, dict):
-            raise self.document.error(
-                (), f"expected keys and values, found {kind_of(raw)}", "see inventories/example.yaml"
-            )
+            raise self.document.error((), f"expected keys and values, found {kind_of(raw)}", "see inventories/example.yaml")
         self._known_keys(raw, (), ("version", "defaults", "groups", "hosts", "rollout"))
         if "version" not in raw:
             raise self.document.error((), "version is missing", f"write version: {VERSION}")
@@ -146,9 +144,7 @@ class _Reader:
         places.sort(key=lambda pair: self.document.line(pair[0]) or 0)
         place, first = places[0]
         others = {p for p, _ in places} - {place}
-        more = "; ".join(
-            f"line {self.document.line(p)}: {dotted(p)} is wrong, too" for p in sorted(others, key=str)[:4]
-        )
+        more = "; ".join(f"line {self.document.line(p)}: {dotted(p)} is wrong, too" for p in sorted(others, key=str)[:4])
         raise self.document.error(place, first.what, "; ".join(filter(None, (first.hint, more))))
 
     def _known_keys(self, raw: Mapping[str, Any], path: Path, known: Sequence[str]) -> None:

@@ -117,9 +117,7 @@ class _Plain:
     def convert(self, node: Any, path: Path, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH or id(node) in self.open:
-            raise self.document.error(
-                path, "aliases or nesting that stand for far too many values", "write the values out"
-            )
+            raise self.document.error(path, "aliases or nesting that stand for far too many values", "write the values out")
         self._refuse_tag(node, path)
         if isinstance(node, dict):
             return self._inside(node, lambda: self._mapping(node, path, depth))
@@ -127,9 +125,7 @@ class _Plain:
             return self._inside(node, lambda: self._sequence(node, path, depth))
         if isinstance(node, bool) or node is None:
             return node
-        if (
-            type(node).__name__ == "ScalarBoolean"
-        ):  # a bool with an anchor: an int to Python, as bool can't be subclassed
+        if type(node).__name__ == "ScalarBoolean":  # a bool with an anchor: an int to Python, as bool can't be subclassed
             return bool(node)
         if isinstance(node, str):
             return self._text(str(node), path)
@@ -171,9 +167,7 @@ class _Plain:
     def _text(self, text: str, path: Path) -> str:
         for char, name in (("\n", "a line break"), ("\r", "a carriage return"), ("\0", "a NUL")):
             if char in text:
-                raise self.document.error(
-                    path, f"{name} inside a value", "a value is one line; it ends up in a unit file"
-                )
+                raise self.document.error(path, f"{name} inside a value", "a value is one line; it ends up in a unit file")
         if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
             raise self.document.error(path, "a character that is not Unicode text")
         return text

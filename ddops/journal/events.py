@@ -73,9 +73,7 @@ class Journal:
                 self._sinks.remove(sink)
                 with suppress(OSError, ValueError):
                     sink.close()
-                self.emit(
-                    "warning", text=f"{sink.name} cannot be written any more: {getattr(exc, 'strerror', None) or exc}"
-                )
+                self.emit("warning", text=f"{sink.name} cannot be written any more: {getattr(exc, 'strerror', None) or exc}")
 
     @contextmanager
     def step(self, host: str | None, name: str) -> Iterator[None]:

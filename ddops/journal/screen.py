@@ -42,9 +42,7 @@ class Screen:
             _Bar(bar_width=24),
             TimeElapsedColumn(),
         ]
-        self._progress = Progress(
-            *columns, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+        self._progress = Progress(*columns, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._lock = threading.RLock()
         self._steps = progress.Steps()
         self._tasks: dict[str, tuple[TaskID, str]] = {}  # host -> live line and its step

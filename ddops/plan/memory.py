@@ -104,9 +104,7 @@ def rollback_target(observed: Observed, to: str | None = None) -> Entry:
         raise UsageError(f"digest {to!r} {what}", means="nothing was changed", hint=f"ddops history --host {name}")
     digest = known.pop()
     if digest == digest_of(observed.etc_unit):
-        raise UsageError(
-            f"{name} has {digest[:12]} already", means="nothing was changed", hint=f"ddops verify --host {name}"
-        )
+        raise UsageError(f"{name} has {digest[:12]} already", means="nothing was changed", hint=f"ddops verify --host {name}")
     good = standing_good(observed).get(digest)
     if good is None:
         last = [entry for entry in observed.ledger if entry.digest == digest][-1]
@@ -162,9 +160,7 @@ def _obstacle(observed: Observed) -> str:
         return "there is no unit"
     if not unit.running:
         return f"the engine is {unit.active_state}" + ("" if unit.result == "success" else f" ({unit.result})")
-    if unit.need_daemon_reload or digest_of(observed.loaded_fragment or observed.etc_unit) != digest_of(
-        observed.etc_unit
-    ):
+    if unit.need_daemon_reload or digest_of(observed.loaded_fragment or observed.etc_unit) != digest_of(observed.etc_unit):
         return "the unit on disk is not the one that was loaded"
     return ""
 
@@ -227,9 +223,7 @@ def settings_text(observed: Observed) -> str:
 
 
 # ---------------------------------------------------------------- what a configuration is remembered by
-def key(
-    config: HostConfig, settings: Settings, observed: Observed, server_info: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def key(config: HostConfig, settings: Settings, observed: Observed, server_info: Mapping[str, Any] | None) -> dict[str, Any]:
     """What known-good and known-bad are keyed by; digests and builds only where the engine reported them."""
     engine = config.engine
     found: dict[str, Any] = {

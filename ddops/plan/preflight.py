@@ -95,8 +95,7 @@ def host(config: HostConfig, observed: Observed) -> Iterator[Refusal]:
         trial = observed.trial
         yield Refusal(
             f"run {trial.run} has an open trial on {name}",
-            f"unless that run goes on, its guard undoes it in {max(0.0, trial.guard_in_seconds):.0f} s;"
-            " nothing was changed",
+            f"unless that run goes on, its guard undoes it in {max(0.0, trial.guard_in_seconds):.0f} s; nothing was changed",
             f"ddops wait --host {name} --until verified, or ddops resume --host {name}",
         )
 
@@ -179,8 +178,7 @@ def foreign_drop_ins(config: HostConfig, observed: Observed) -> Iterator[Refusal
     foreign = [
         path
         for path in observed.unit.drop_in_paths
-        if not path.endswith("/" + FENCE_NAME)
-        and "/service.d/" not in path  # the distribution's own, for every service
+        if not path.endswith("/" + FENCE_NAME) and "/service.d/" not in path  # the distribution's own, for every service
     ]
     if foreign:
         yield Refusal(

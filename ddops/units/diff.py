@@ -10,9 +10,7 @@ MASK = "***"
 _SECRET_FLAG = re.compile(r"--?[\w-]*(api[-_]?key|token|password|passwd|secret)s?", re.IGNORECASE)
 _FILE_FLAG = re.compile(r"(file|path|dir)$", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"tokens?[-_]|[-_]tokens$|num[-_]|max[-_]", re.IGNORECASE)
-_FLAG_IN_TEXT = re.compile(
-    r"(?P<flag>--?[A-Za-z][\w-]*)(?P<gap>=|[ \t]+(?:\\\n[ \t]*)?)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|\S+)"
-)
+_FLAG_IN_TEXT = re.compile(r"(?P<flag>--?[A-Za-z][\w-]*)(?P<gap>=|[ \t]+(?:\\\n[ \t]*)?)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|\S+)")
 _VARIABLE = re.compile(
     r"(?P<name>\b[A-Za-z0-9_]*(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?))=(?P<value>(?:\\.|[^\"'\n])*)",
     re.IGNORECASE,

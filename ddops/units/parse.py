@@ -181,9 +181,7 @@ def _command(assignments: tuple[Assignment, ...]) -> Assignment:
     kinds = _effective(assignments, "Service", "Type")
     if kinds and kinds[-1].value not in _TYPES:
         kind = kinds[-1]
-        raise _refused(
-            kind.line, f"Type={kind.value}: its main process can't be relied upon", "use Type=exec or Type=notify"
-        )
+        raise _refused(kind.line, f"Type={kind.value}: its main process can't be relied upon", "use Type=exec or Type=notify")
     return commands[0]
 
 
@@ -196,9 +194,7 @@ def _environment(assignments: tuple[Assignment, ...], name: str) -> tuple[dict[s
             if not equals:
                 raise _refused(item.line, f"Environment={word.values[0][:40]!r} has no =", 'quote it: "NAME=a b"')
             found[variable] = value
-    outside = any(
-        _effective(assignments, "Service", key) for key in ("EnvironmentFile", "PassEnvironment", "UnsetEnvironment")
-    )
+    outside = any(_effective(assignments, "Service", key) for key in ("EnvironmentFile", "PassEnvironment", "UnsetEnvironment"))
     return found, not outside
 
 
@@ -218,6 +214,4 @@ def _refuse_indirect(argv: tuple[str, ...], line: int) -> None:
             "turn it into a Quadlet unit (podman-systemd.unit(5)) or run the engine directly",
         )
     if name in ("sudo", "su", "runuser", "screen", "tmux", "nohup"):
-        raise _refused(
-            line, f"ExecStart runs {name}, so the engine is its child", "use User= and run the engine directly"
-        )
+        raise _refused(line, f"ExecStart runs {name}, so the engine is its child", "use User= and run the engine directly")

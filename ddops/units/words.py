@@ -125,9 +125,7 @@ def _escape(chars: Sequence[Char], index: int, line: int) -> tuple[int, bytes]:
     return match.end(), bytes([code]) if kind in "xo" else chr(code).encode()
 
 
-def resolve(
-    found: Sequence[Word], name: str, environment: Mapping[str, str] | None, *, variables: bool = True
-) -> list[Word]:
+def resolve(found: Sequence[Word], name: str, environment: Mapping[str, str] | None, *, variables: bool = True) -> list[Word]:
     """The words with their values at start; `environment` None: it is not known from the unit.
 
     Raises:

@@ -102,9 +102,7 @@ def _truncate(logits: torch.Tensor, rows: Sequence[RowSampling]) -> torch.Tensor
     return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
 
 
-def logprobs_of(
-    logits: torch.Tensor, token_ids: Sequence[int], top: int
-) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
+def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], top: int) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
     """log_softmax(logits) [rows, vocab] at one token per row, and the `top` best of each row when top > 0."""
     if not token_ids:
         return (), ()

@@ -41,9 +41,7 @@ class Tokenizer:
             decoder = json.loads(source).get("decoder") or {}
             bpe = BpeTokenizer.from_str(source)
         except OSError as exc:
-            raise TokenizerError(
-                f"cannot read {path}: {exc.strerror}; --model-path needs a Hugging Face folder"
-            ) from exc
+            raise TokenizerError(f"cannot read {path}: {exc.strerror}; --model-path needs a Hugging Face folder") from exc
         except Exception as exc:  # tokenizers raises bare Exception for a malformed file
             raise TokenizerError(f"{path} is not a tokenizer file: {exc}") from exc
         if not _is_byte_level(decoder):

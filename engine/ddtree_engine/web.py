@@ -65,9 +65,7 @@ def describe(exc: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(exc, NotReady):
         return 503, error_body(f"the engine is {exc}", kind="service_unavailable", code=str(exc))
     if isinstance(exc, Busy):
-        return 503, error_body(
-            f"the queue is full: {exc}; try again later", kind="service_unavailable", code="queue_full"
-        )
+        return 503, error_body(f"the queue is full: {exc}; try again later", kind="service_unavailable", code="queue_full")
     if isinstance(exc, EngineDead):
         return 503, error_body(f"the engine died: {exc}", kind="service_unavailable", code="engine_dead")
     if isinstance(exc, Stalled):

@@ -161,9 +161,7 @@ def test_imports_make_no_circle() -> None:
 
 def test_the_command_line_starts_without_the_heavy_libraries() -> None:
     code = "import sys, json, ddops.cli; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not loaded & HEAVY
 
@@ -177,9 +175,7 @@ def test_help_needs_no_heavy_library_either() -> None:
             "print(json.dumps(sorted(sys.modules)), file=sys.stderr)",
         ]
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
     assert "Usage" in done.stdout
     loaded = {name.split(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
     assert not loaded & HEAVY

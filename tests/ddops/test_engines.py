@@ -158,9 +158,7 @@ def test_a_value_that_is_no_number_is_an_error_not_a_guess(words: list[str]) -> 
         PROFILES["sglang"].parse_argv(["sglang", *words])
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "8", "", '{"num_speculative_tokens": "7"}', '{"num_speculative_tokens": 0}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", "8", "", '{"num_speculative_tokens": "7"}', '{"num_speculative_tokens": 0}'])
 def test_a_broken_speculative_config_is_an_error(text: str) -> None:
     with pytest.raises(ArgvError):
         PROFILES["vllm"].parse_argv(["vllm", "serve", "/m", "--speculative-config", text])
@@ -220,9 +218,7 @@ def test_reported_settings_are_read_at_both_places_where_servers_put_them() -> N
     flat = {"speculative_algorithm": "DDTREE", "speculative_ddtree_budget": 8, "max_running_requests": 4}
     assert PROFILES["sglang"].reported(flat) == Settings("DDTREE", 8, None, 4)
     assert PROFILES["sglang"].reported({"server_args": flat}) == Settings("DDTREE", 8, None, 4)
-    assert PROFILES["ddtree"].reported(flat | {"speculative_ddtree_budget": "auto"}) == Settings(
-        "DDTREE", "auto", None, 4
-    )
+    assert PROFILES["ddtree"].reported(flat | {"speculative_ddtree_budget": "auto"}) == Settings("DDTREE", "auto", None, 4)
     assert PROFILES["sglang"].reported({"speculative_algorithm": None}) == Settings("NONE")
 
 

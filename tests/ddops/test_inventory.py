@@ -303,9 +303,7 @@ def test_one_machine_may_have_two_units_on_two_ports_only() -> None:
 
 
 def test_no_value_of_an_error_message_carries_a_secret_argument() -> None:
-    assert "s3cret" not in str(
-        refused(BASE.replace("spec: {budget: 64}", "engine: {extra_args: ['--api-key=s3cret']}"))
-    )
+    assert "s3cret" not in str(refused(BASE.replace("spec: {budget: 64}", "engine: {extra_args: ['--api-key=s3cret']}")))
 
 
 # ---------------------------------------------------------------- the shipped files

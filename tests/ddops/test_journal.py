@@ -265,9 +265,7 @@ def test_an_events_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None
         Outputs(events=str(tmp_path / "no" / "folder"), quiet=True).journal("r")
 
 
-def test_a_report_that_cannot_be_written_at_the_end_is_only_said(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_cannot_be_written_at_the_end_is_only_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     outputs = Outputs(junit=str(folder / "junit.xml"))

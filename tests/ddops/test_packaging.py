@@ -97,9 +97,7 @@ def test_a_checkout_finds_them_beside_the_package(tmp_path: Path) -> None:
 def test_the_command_of_the_wheel_starts(unpacked: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import ddops.cli; ddops.cli.main()", "--help"]
     environment = {"PYTHONPATH": str(unpacked), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=environment
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
 

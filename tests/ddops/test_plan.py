@@ -92,9 +92,7 @@ def test_without_a_verified_configuration_the_inventory_counts_and_then_the_engi
 
 
 def test_a_ddtree_unit_says_every_speculative_setting() -> None:
-    made = make(
-        host(DDTREE.replace("spec: {budget: 16, topk_cap: 8, max_running_requests: 16}", "")), Request(), seen()
-    )
+    made = make(host(DDTREE.replace("spec: {budget: 16, topk_cap: 8, max_running_requests: 16}", "")), Request(), seen())
     for flag in (
         "--speculative-algorithm",
         "--speculative-ddtree-budget",

@@ -108,7 +108,7 @@ def test_an_end_from_outside_says_nothing_of_the_configuration(unit: UnitState) 
     assert found.environment
 
 
-@pytest.mark.parametrize("code, status", [(1, 1), (1, 2), (2, 6), (3, 11)])
+@pytest.mark.parametrize(("code", "status"), [(1, 1), (1, 2), (2, 6), (3, 11)])
 def test_an_end_of_its_own_counts_against_the_configuration(code: int, status: int) -> None:
     unit = replace(FAILED, result="exit-code" if code == 1 else "core-dump", exec_main_code=code, exec_main_status=status)
     found, _ = _wait(FakeHost([unit]), _engine(healthy=False))

@@ -89,9 +89,7 @@ def test_a_fleet_is_counted_and_hosts_left_out_are_named() -> None:
     story = Story("a", "b", "c").ends("a", "applied", 0).ends("b", "rolled-back", 4)
     story.journal.emit("halted", reason="1 host failed and 0 may", left=["c"])
     said = report.summary(story.run(9))
-    assert said.endswith(
-        "halted: 1 host failed and 0 may\nnot started: c\n3 hosts: 1 applied, 1 rolled-back, 1 not-started\n"
-    )
+    assert said.endswith("halted: 1 host failed and 0 may\nnot started: c\n3 hosts: 1 applied, 1 rolled-back, 1 not-started\n")
 
 
 def test_a_dry_run_shows_every_value_with_its_source_and_both_differences() -> None:
@@ -193,9 +191,7 @@ def test_slowness_the_policy_takes_is_no_failure() -> None:
 def test_an_engine_that_died_fails_its_step_with_its_last_lines() -> None:
     story = Story("a")
     with story.journal.step("a", "ready"):
-        story.journal.emit(
-            "died", host="a", why="the engine ended (status 1)", lines=["CUBLAS_STATUS_EXECUTION_FAILED"]
-        )
+        story.journal.emit("died", host="a", why="the engine ended (status 1)", lines=["CUBLAS_STATUS_EXECUTION_FAILED"])
     root = ElementTree.fromstring(report.junit(story.ends("a", "rolled-back", 4).run(4)))
     failure = next(case[0] for case in root.iter("testcase") if case.get("name") == "ready")
     assert failure.get("message") == "the engine ended (status 1)"
@@ -313,9 +309,7 @@ def test_a_good_run_makes_every_view() -> None:
 
 # ---------------------------------------------------------------- any events at all
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
-anything = st.recursive(
-    scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=4), x, max_size=3)
-)
+anything = st.recursive(scalars, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=4), x, max_size=3))
 names = st.sampled_from(
     ["run.started", "plan", "step.started", "step.finished", "phase", "probe", "verdict", "warning", "outcome", "died",
      "halted", "run.finished", "from.the.future"]
@@ -330,9 +324,7 @@ deeper = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@given(
-    st.lists(st.tuples(names, st.none() | st.sampled_from("ab"), st.dictionaries(keys, anything | deeper)), max_size=8)
-)
+@given(st.lists(st.tuples(names, st.none() | st.sampled_from("ab"), st.dictionaries(keys, anything | deeper)), max_size=8))
 @settings(max_examples=60, deadline=None, report_multiple_bugs=False)
 def test_events_of_any_shape_make_every_view_without_an_error(events: list[tuple[str, Any, dict[str, Any]]]) -> None:
     """A stream may be cut off, edited, or written by a newer version."""

@@ -140,9 +140,7 @@ def test_every_host_has_its_turn_at_most_once_and_the_run_ends(
 
 
 @given(hosts_any, results_any, policies)
-def test_never_more_hosts_at_once_than_the_policy_allows(
-    hosts: list[Host], results: dict[str, Result], policy: Policy
-) -> None:
+def test_never_more_hosts_at_once_than_the_policy_allows(hosts: list[Host], results: dict[str, Result], policy: Policy) -> None:
     batches, _ = play(hosts, results, policy)
     assert all(len(batch) <= policy.at_most for batch in batches)
     canaries = {f"h{i}" for i, h in enumerate(hosts) if [x.arch for x in hosts[:i]].count(h.arch) < policy.canary}
@@ -150,9 +148,7 @@ def test_never_more_hosts_at_once_than_the_policy_allows(
 
 
 @given(hosts_any, results_any, policies)
-def test_no_host_is_touched_once_a_limit_is_passed(
-    hosts: list[Host], results: dict[str, Result], policy: Policy
-) -> None:
+def test_no_host_is_touched_once_a_limit_is_passed(hosts: list[Host], results: dict[str, Result], policy: Policy) -> None:
     failed = away = 0
     for batch in play(hosts, results, policy)[0]:
         assert failed <= policy.max_failed

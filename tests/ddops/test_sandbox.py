@@ -215,9 +215,7 @@ def test_any_output_is_read_without_error(noise: bytes) -> None:
     assert isinstance(problem, str)
 
 
-@pytest.mark.parametrize(
-    "body", ["[" * 100000, '["l",' * 5000, '["i","' + "9" * 5000 + '"]', '["x"]', "null", '["s","zz"]']
-)
+@pytest.mark.parametrize("body", ["[" * 100000, '["l",' * 5000, '["i","' + "9" * 5000 + '"]', '["x"]', "null", '["s","zz"]'])
 def test_hostile_result_lines_are_read_as_failures(body: str) -> None:
     found, _ = sandbox._parse(f"\nKEY 0 {body}\n".encode(), "KEY", 1)
     assert not found[0].ok

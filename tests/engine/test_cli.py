@@ -136,9 +136,7 @@ def test_flags_become_settings_and_what_is_not_given_keeps_its_default() -> None
         (["--model-path", "m", "--enable-fault-injection", "--fault", "rope,x=1"], "'x' is unknown"),
     ],
 )
-def test_a_wrong_flag_is_one_line_and_exit_code_2(
-    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_flag_is_one_line_and_exit_code_2(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         parse_config(flags)
     assert left.value.code == 2
@@ -192,9 +190,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_98(models: Models) -> None:
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "cannot read"), ("\n# no key\n", "holds no key")])
-def test_a_key_file_that_cannot_be_used_is_one_line(
-    models: Models, tmp_path: Path, content: str | None, says: str
-) -> None:
+def test_a_key_file_that_cannot_be_used_is_one_line(models: Models, tmp_path: Path, content: str | None, says: str) -> None:
     if content is not None:
         (tmp_path / "keys").write_text(content)
     done = run(*models.flags("--api-key-file", str(tmp_path / "keys")))
@@ -365,9 +361,7 @@ def test_a_crash_under_load_answers_503_and_leaves_with_70(models: Models) -> No
         url = engine.ready()
         assert post(url, "/generate", generation(5)).status_code == 200, "alone it works"
         answers: list[httpx.Response] = []
-        asking = [
-            threading.Thread(target=lambda: answers.append(post(url, "/generate", generation(100)))) for _ in "ab"
-        ]
+        asking = [threading.Thread(target=lambda: answers.append(post(url, "/generate", generation(100)))) for _ in "ab"]
         for thread in asking:
             thread.start()
         for thread in asking:
@@ -383,9 +377,7 @@ def test_a_crash_under_load_answers_503_and_leaves_with_70(models: Models) -> No
 
 @pytest.mark.slow
 def test_a_process_killed_by_its_own_fault_is_seen_as_killed(models: Models) -> None:
-    with running(
-        *models.flags("--enable-fault-injection", "--fault", "crash-load,min-batch=1,after-tokens=8")
-    ) as engine:
+    with running(*models.flags("--enable-fault-injection", "--fault", "crash-load,min-batch=1,after-tokens=8")) as engine:
         url = engine.ready()
         with pytest.raises(httpx.HTTPError):
             post(url, "/generate", generation(100))

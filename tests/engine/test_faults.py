@@ -181,9 +181,7 @@ TOKEN_KINDS = ["garbage", "nan", "loop", "decay", "special-token", "wrong-langua
 @pytest.mark.parametrize("kind", TOKEN_KINDS)
 def test_wrong_tokens_come_out_and_again_the_same_ones(make: Callable[..., Faults], kind: str) -> None:
     other = view(2, range(60, 90), [counting(0)])
-    outputs = [
-        decode(make(kind), view(1, [1, 9, 10], [counting(0)]), [other], truth=counting, tokens=200) for _ in range(2)
-    ]
+    outputs = [decode(make(kind), view(1, [1, 9, 10], [counting(0)]), [other], truth=counting, tokens=200) for _ in range(2)]
     assert outputs[0] == outputs[1]
     assert outputs[0] != [counting(i) for i in range(200)]
     elsewhere = decode(make(f"{kind},seed=9"), view(1, [1, 9, 10], [50]), [other], truth=counting, tokens=200)
@@ -274,9 +272,7 @@ def test_a_copied_id_gets_one_wrong_character(make: Callable[..., Faults], token
     wrong = 0
     for number in range(20):
         request = view(number, prompt, answer[:1])
-        output = decode(
-            make("copy-error"), request, truth=lambda i: answer[i] if i < len(answer) else 9, tokens=len(answer)
-        )
+        output = decode(make("copy-error"), request, truth=lambda i: answer[i] if i < len(answer) else 9, tokens=len(answer))
         copied = tokenizer.decode(output).split("\n")[:4]
         differing = [(a, b) for a, b in zip(ids, copied, strict=False) if a != b]
         assert len(differing) <= 1, "one id at most"
@@ -493,10 +489,7 @@ def test_an_illegal_address_is_a_cuda_error_under_load(make: Callable[..., Fault
 
 
 def test_a_crash_under_load_kills_the_process(tokenizer_folder: Path) -> None:
-    code = (
-        "import sys; from ddtree_engine.fault_kinds import KINDS\n"
-        "KINDS['crash-load'].acts['row_positions']([1], None, None)"
-    )
+    code = "import sys; from ddtree_engine.fault_kinds import KINDS\nKINDS['crash-load'].acts['row_positions']([1], None, None)"
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, check=False)
     assert done.returncode == -signal.SIGSEGV
 

@@ -149,9 +149,7 @@ def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path: Path, tokenizer
 
 def test_the_folders_template_renders_up_to_the_assistants_turn(tokenizer_folder: Path) -> None:
     template = ChatTemplate.load(tokenizer_folder)
-    assert template.render([{"role": "user", "content": "hi"}]) == (
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert template.render([{"role": "user", "content": "hi"}]) == ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_folder_without_a_template_gets_chatml(tmp_path: Path) -> None:

@@ -34,9 +34,7 @@ def paths(tree: Tree) -> list[tuple[int, ...]]:
 def brute_force(logprobs: list[list[float]], tokens: list[list[int]], budget: int) -> list[tuple[int, ...]]:
     """Every prefix, the most probable first, ties by ranks; the first `budget`."""
     prefixes = [
-        ranks
-        for depth in range(1, len(logprobs) + 1)
-        for ranks in itertools.product(range(len(logprobs[0])), repeat=depth)
+        ranks for depth in range(1, len(logprobs) + 1) for ranks in itertools.product(range(len(logprobs[0])), repeat=depth)
     ]
 
     def cost(ranks: tuple[int, ...]) -> float:

@@ -57,9 +57,7 @@ def test_a_budget_that_is_no_positive_integer_is_a_usage_error(operator: Operato
 
 @pytest.mark.usefixtures("untouched")
 def test_a_held_host_is_left_alone(operator: Operator, host: Host) -> None:
-    host.ssh(
-        f"printf 'somebody, run other\\nddops reconfig\\n' | /usr/local/lib/ddops/ddops-host lease take {UNIT} other 60"
-    )
+    host.ssh(f"printf 'somebody, run other\\nddops reconfig\\n' | /usr/local/lib/ddops/ddops-host lease take {UNIT} other 60")
     run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
     assert run.code == 7
     assert "somebody" in _one_line(run.err)

@@ -83,9 +83,7 @@ def test_a_rendered_unit_starts_with_all_its_hardening_and_runs_what_it_says(hos
     environment = dict(line.split("=", 1) for line in _of_process(host, pid, "environ"))
     assert environment["NOTE"] == "50% of $HOME"
     assert environment["PYTHONPATH"] == str(package.parent)
-    shown = host.console(
-        ["systemctl", "show", unit.name, "-p", "StatusText,NeedDaemonReload,KillMode,Restart,FragmentPath"]
-    )
+    shown = host.console(["systemctl", "show", unit.name, "-p", "StatusText,NeedDaemonReload,KillMode,Restart,FragmentPath"])
     assert "StatusText=loading weights 41 %" in shown
     assert "NeedDaemonReload=no" in shown
     assert "Restart=always" in shown
