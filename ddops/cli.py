@@ -152,7 +152,9 @@ def _typed() -> str:
 @click.option(
     "--max-running-requests", "--max-running", "max_running", type=COUNT, help="auto: the largest power of two that fits."
 )
-@click.option("--algorithm", type=click.Choice(["DDTREE", "DFLASH", "NONE"]), help="NONE: no speculation.")
+@click.option(
+    "--algorithm", type=click.Choice(["DDTREE", "DFLASH", "NONE"], case_sensitive=False), help="NONE: no speculation."
+)
 @click.option("--level", type=LEVEL, help="How thoroughly to prove.")
 @click.option("--dry-run", is_flag=True, help="Look, plan, show the difference; touch nothing.")
 @click.option("--detailed-exitcode", is_flag=True, help="With --dry-run: exit 10 when there are changes.")
@@ -193,6 +195,8 @@ def reconfig(
         force_restart=force_restart,
         from_broken=from_broken,
     )
+    if detailed_exitcode and not dry_run:
+        raise UsageError("--detailed-exitcode goes with --dry-run", means="nothing was done")
     run = session(hosts, **outputs)
     options = Options(run.command, level, dry_run)
     if not (dry_run or yes):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from ddops.lab import janitor, launcher
 from ddops.lab.lab import Lab
 from ddops.lab.preflight import install_command, packages, preflight
+from ddops.lab.pythons import python_mounts
 from ddops.lab.spec import LabError, Spec, default_names
 from ddops.lab.waiting import START_SECONDS
 
@@ -40,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("hosts", type=int, metavar="N", help="number of hosts")
     up.add_argument("--name", action="append", default=[], help="host name; as often as there are hosts")
     up.add_argument("--mount", action="append", default=[], help="path to show read-only in every host")
+    up.add_argument("--python", action="store_true", help="show this Python, with all it consists of, in every host")
     up.add_argument("--tmpfs-size", default="512M", help="size of each host's disk (default: 512M)")
     up.add_argument("--sudoers", default="", help="a line for sudoers; hosts then have a login user deploy")
     up.add_argument("--detach", action="store_true", help="return when the hosts are ready; end it with down")
@@ -63,17 +65,19 @@ def _up(options: argparse.Namespace) -> int:
     names = tuple(options.name) or default_names(options.hosts)
     if len(names) != options.hosts:
         raise LabError(f"{options.hosts} hosts need {options.hosts} names, not {len(names)}")
+    mounts = [*options.mount, *(python_mounts(sys.executable) if options.python else ())]
     if options.detach:
         size = options.tmpfs_size
-        lab = Lab(id=options.id, names=names, mounts=options.mount, tmpfs_size=size, sudoers=options.sudoers)
+        lab = Lab(id=options.id, names=names, mounts=mounts, tmpfs_size=size, sudoers=options.sudoers)
         lab.start(tied=False)
         print("\n".join(f"{host.name} {host.address}" for host in lab.hosts))
+        print(f"identity_file {lab.identity_file}\nknown_hosts {lab.known_hosts}\npython {sys.executable}")
         return 0
     obstacle = preflight(sudo=bool(options.sudoers))
     if obstacle is not None:
         raise LabError(str(obstacle))
     janitor.sweep()
-    spec = Spec(options.id, names, tuple(options.mount), options.tmpfs_size, options.sudoers)
+    spec = Spec(options.id, names, tuple(mounts), options.tmpfs_size, options.sudoers)
     return launcher.run(spec, tied_to=os.getppid())
 
 

@@ -189,7 +189,7 @@ class TextPart(_Body):
 class Message(_Body):
     """One turn. Its text is `content`, whole or in parts; pictures, audio and tool calls are refused."""
 
-    role: Annotated[str, Field(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
 
