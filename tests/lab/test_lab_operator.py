@@ -91,7 +91,9 @@ def test_detached_lab_outlives_its_command_and_ends_with_down(lab_machine: None,
     mine = f"{lab_id}-d"
     command = [sys.executable, "-m", "ddops.lab"]
     up = subprocess.run([*command, "up", "1", "--detach", "--id", mine], capture_output=True, text=True, check=True)
-    assert up.stdout == "lab-01 10.231.0.11\n"
+    said = up.stdout.splitlines()
+    assert said[0] == "lab-01 10.231.0.11"
+    assert [line.split()[0] for line in said[1:]] == ["identity_file", "known_hosts", "python"]
     assert Lab.attach(mine).hosts[0].sh("hostname") == "lab-01"
     subprocess.run([*command, "down", "--id", mine], check=True, timeout=60)
     assert leftovers(mine) == []
