@@ -126,7 +126,17 @@ class RestoreFailed(DdopsError):
     exit = Exit.RESTORE_FAILED
 
 
-class Interrupted(DdopsError):
-    """The operator or the pipeline asked to stop."""
+class Interrupted(BaseException):
+    """The operator or the pipeline asked to stop.
 
-    exit = Exit.SIGINT
+    No DdopsError and no Exception, as KeyboardInterrupt is none: it comes up wherever the program happens to be, and
+    nothing that handles errors there may take it for one of its own and go on.
+    """
+
+    exit: Exit = Exit.SIGINT
+
+    def __init__(self, what: str, *, means: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.means = means
+        self.hint = hint

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ddops.errors import DdopsError, Exit
+from ddops.errors import DdopsError, Exit, Interrupted
 
 
 class Result(StrEnum):
@@ -75,7 +75,7 @@ class Outcome:
         }
 
 
-def from_error(host: str, problem: DdopsError) -> Outcome:
+def from_error(host: str, problem: DdopsError | Interrupted) -> Outcome:
     """The outcome an expected error stands for."""
     results = {
         Exit.REFUSED: Result.REFUSED,
