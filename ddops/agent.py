@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from ddops import commands, ledger, observe, units
@@ -63,6 +64,7 @@ class Agent:
         self.config = config
         self.run = run
         self.unit = config.engine.unit
+        self._guard = int(config.guard.seconds)
         self.hosts = hosts or {}
         self._journal = journal
         self._reconnecting = threading.Lock()
@@ -209,11 +211,55 @@ class Agent:
     def record(self, entry: Entry) -> None:
         self.call(commands.record(self.unit, self.run, ledger.to_line(entry)))
 
-    def lease(self, holder: str) -> Lease:
-        return Lease(self, holder, int(self.config.guard.seconds))
+    @contextmanager
+    def lease(self, holder: str) -> Iterator[None]:
+        """The host is ours until the block ends, proof of a restored configuration included."""
+        self.call(commands.lease_take(self.unit, self.run, self._guard, holder))
+        try:
+            with self._beating(commands.lease_beat(self.unit, self.run, self._guard)):
+                yield
+        finally:
+            try:
+                self.call(commands.lease_drop(self.unit, self.run))
+            except DdopsError as problem:
+                self.warn(f"the lease was not given back ({problem.what}); it expires in {self._guard} s")
 
-    def heartbeat(self, on_taken: Callable[[], None]) -> Heartbeat:
-        return Heartbeat(self, int(self.config.guard.seconds), on_taken)
+    @contextmanager
+    def heartbeat(self, on_taken: Callable[[], None]) -> Iterator[None]:
+        """Keep the guard's deadline ahead until the block ends; `on_taken`: the trial is not ours any more."""
+
+        def taken(problem: DdopsError) -> bool:
+            if gone := isinstance(problem, (TooLate, RemoteFailed, Locked)):
+                on_taken()
+            return gone
+
+        with self._beating(commands.extend(self.unit, self.run, self._guard), taken):
+            yield
+
+    @contextmanager
+    def _beating(self, beat: Command, over: Callable[[DdopsError], bool] = lambda _: False) -> Iterator[None]:
+        """Send `beat` from a thread until the block ends, or until a failed one is `over`.
+
+        Other failures are not reported here: the main thread meets the same trouble and does it.
+        """
+        stop = threading.Event()
+
+        def beats() -> None:
+            # Four tries fit into one deadline: a single lost packet must not undo a healthy trial.
+            while not stop.wait(self._guard / 4):
+                try:
+                    self.call(beat)
+                except DdopsError as problem:
+                    if over(problem):
+                        return
+
+        thread = threading.Thread(target=beats, name="ddops-beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(timeout=5.0)
 
 
 def locked(host: str, unit: str, holder: str) -> Locked:
@@ -224,69 +270,3 @@ def locked(host: str, unit: str, holder: str) -> Locked:
         means="nothing was changed here; two runs never touch one host at a time",
         hint=f"wait for it, or, when its controller is gone: ddops resume --host {host} (unit {unit})",
     )
-
-
-class Lease:
-    """The host is ours from here to the end of the run, proof of a restored configuration included."""
-
-    def __init__(self, agent: Agent, holder: str, seconds: int) -> None:
-        self._agent = agent
-        self._holder = holder
-        self._seconds = seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="ddops-lease", daemon=True)
-
-    def __enter__(self) -> Lease:
-        agent = self._agent
-        agent.call(commands.lease_take(agent.unit, agent.run, self._seconds, self._holder))
-        self._thread.start()
-        return self
-
-    def _beat(self) -> None:
-        agent = self._agent
-        while not self._stop.wait(self._seconds / 4):
-            try:
-                agent.call(commands.lease_beat(agent.unit, agent.run, self._seconds))
-            except DdopsError:
-                continue  # the main thread meets the same trouble and reports it; the lease runs out by itself
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        agent = self._agent
-        try:
-            agent.call(commands.lease_drop(agent.unit, agent.run))
-        except DdopsError as problem:
-            text = f"the lease was not given back ({problem.what}); it expires in {self._seconds} s"
-            agent.warn(text)
-        self._thread.join(timeout=5.0)
-
-
-class Heartbeat:
-    """Keeps the guard's deadline ahead while the controller lives; says so when the trial was taken."""
-
-    def __init__(self, agent: Agent, seconds: int, on_taken: Callable[[], None]) -> None:
-        self._agent = agent
-        self._seconds = seconds
-        self._on_taken = on_taken
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="ddops-heartbeat", daemon=True)
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def _beat(self) -> None:
-        agent = self._agent
-        # Four tries fit into one deadline: a single lost packet must not undo a healthy trial.
-        while not self._stop.wait(self._seconds / 4):
-            try:
-                agent.call(commands.extend(agent.unit, agent.run, self._seconds))
-            except (TooLate, RemoteFailed, Locked):
-                self._on_taken()
-                return
-            except DdopsError:
-                continue
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5.0)
