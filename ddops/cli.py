@@ -6,75 +6,26 @@ Heavy libraries are imported only by what uses them, so that `--help` stays inst
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ddops import __version__
-from ddops.errors import DdopsError, Exit, InventoryError, UsageError
-
-if TYPE_CHECKING:
-    from ddops.inventory import Fleet, HostConfig
-    from ddops.session import Session
-
-SEARCHED = ("inventory.yaml", "inventories/default.yaml", "~/.config/ddops/inventory.yaml")
-
-
-class _Count(click.ParamType[int | str]):
-    """A whole number of at least 1, or "auto"."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto" or (isinstance(value, int) and value > 0):
-            return value  # type: ignore[no-any-return]
-        text = str(value).strip()
-        if not (text.isascii() and text.isdigit()) or int(text) < 1:
-            self.fail(f"{value!r} is not a whole number of at least 1, nor auto", param, ctx)
-        return int(text)
-
-
-COUNT = _Count()
-POSITIVE = click.IntRange(min=1)
-LEVEL = click.Choice(["quick", "standard", "deep"])
-
-
-def _hosts_of(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Host and group names for shell completion, from the inventory alone."""
-    try:
-        fleet = read_inventory(ctx.find_root().params.get("inventory"))
-    except DdopsError:
-        return []
-    return [name for name in (*fleet.hosts, *fleet.groups, "all") if name.startswith(incomplete)]
-
-
-Command = Callable[..., Any]
-
-
-def host_option(command: Command) -> Command:
-    return click.option(
-        "--host",
-        "hosts",
-        multiple=True,
-        metavar="HOST",
-        shell_complete=_hosts_of,
-        help="A host or a group of the inventory, or all; may be repeated. Not needed when there is only one host.",
-    )(command)
-
-
-def output_options(command: Command) -> Command:
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text."),
-        click.option("--events", metavar="FILE", help="Write every event as NDJSON to FILE (- is stdout)."),
-        click.option("--junit", metavar="FILE", help="Write a JUnit report to FILE."),
-        click.option("--report", metavar="FILE", help="Write a report to FILE (.md or .html)."),
-    ):
-        command = option(command)
-    return command
+from ddops.errors import DdopsError, Exit, UsageError
+from ddops.options import (
+    COUNT,
+    LEVEL,
+    POSITIVE,
+    check_probes,
+    host_option,
+    json_option,
+    level_option,
+    output_options,
+    read_inventory,
+    session,
+    yes_option,
+)  # fmt: skip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,62 +39,6 @@ def main(inventory: str | None) -> None:
     """
 
 
-def find_inventory(named: str | None) -> Path:
-    """The inventory file; UsageError when there is none."""
-    if named:
-        return Path(named).expanduser()
-    for candidate in SEARCHED:
-        path = Path(candidate).expanduser()
-        if path.is_file():
-            return path
-    raise UsageError(
-        "no inventory was found",
-        means=f"looked at DDOPS_INVENTORY and {', '.join(SEARCHED)}",
-        hint="name one with --inventory, or start from: ddops inventory --example",
-    )
-
-
-def read_inventory(named: str | None) -> Fleet:
-    from ddops import inventory
-
-    path = find_inventory(named)
-    try:
-        content = path.read_bytes()
-    except OSError as problem:
-        raise InventoryError(problem.strerror or str(problem), file=str(path)) from problem
-    return inventory.load(content, str(path))
-
-
-def session(named: tuple[str, ...] | list[str], **outputs: Any) -> Session:
-    """The run this command is: its hosts, its journal and where its outputs go."""
-    from ddops.session import Session
-
-    ctx = click.get_current_context()
-    fleet = read_inventory(ctx.find_root().params.get("inventory"))
-    if not named and len(fleet.hosts) == 1:
-        named = list(fleet.hosts)
-    if not named:
-        raise UsageError("no host named", means="nothing was done", hint="name one: --host NAME (or --host all)")
-    chosen = fleet.select(named)
-    _check_probes(chosen)
-    return Session(fleet, chosen, _typed(), **outputs)
-
-
-def _check_probes(hosts: Iterable[HostConfig]) -> None:
-    """A probe that does not exist is found before any host is contacted."""
-    named = [host for host in hosts if host.prove.probes]
-    if named:
-        from ddops import proof
-
-        for host in named:
-            proof.only(host)
-
-
-def _typed() -> str:
-    """The command as typed, for the ledger."""
-    return shlex.join(["ddops", *sys.argv[1:]])
-
-
 # ---------------------------------------------------------------- changing
 @main.command()
 @host_option
@@ -155,10 +50,10 @@ def _typed() -> str:
 @click.option(
     "--algorithm", type=click.Choice(["DDTREE", "DFLASH", "NONE"], case_sensitive=False), help="NONE: no speculation."
 )
-@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
+@level_option
 @click.option("--dry-run", is_flag=True, help="Look, plan, show the difference; touch nothing.")
 @click.option("--detailed-exitcode", is_flag=True, help="With --dry-run: exit 10 when there are changes.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@yes_option
 @click.option("--retry-known-bad", is_flag=True, help="Try a configuration that has failed here before.")
 @click.option("--force-restart", is_flag=True, help="Restart and prove even when nothing changes.")
 @click.option("--from-broken", is_flag=True, help="Go on although the running configuration is not proven.")
@@ -208,8 +103,8 @@ def reconfig(
 @main.command()
 @host_option
 @click.option("--to", metavar="DIGEST", help="A verified configuration by (the start of) its digest; see history.")
-@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@level_option
+@yes_option
 @output_options
 def rollback(hosts: tuple[str, ...], to: str | None, level: str | None, yes: bool, **outputs: Any) -> None:
     """Revoke what is there and go back to the configuration that was verified before it."""
@@ -228,7 +123,7 @@ def rollback(hosts: tuple[str, ...], to: str | None, level: str | None, yes: boo
 @host_option
 @click.option("--release", "source", metavar="PATH", help="The engine's folder or wheel.")
 @click.option("--level", type=LEVEL, help="How thoroughly to prove the first unit.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@yes_option
 @output_options
 def install(hosts: tuple[str, ...], source: str | None, level: str | None, yes: bool, **outputs: Any) -> None:
     """Put the host script and an engine release on a host, and make its first unit a proven one."""
@@ -245,7 +140,7 @@ def install(hosts: tuple[str, ...], source: str | None, level: str | None, yes: 
 
 @main.command()
 @host_option
-@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
+@level_option
 @output_options
 def adopt(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
     """Take a hand-written unit as it is, once what it runs is proven. Nothing is restarted."""
@@ -260,7 +155,7 @@ def adopt(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
 
 @main.command()
 @host_option
-@click.option("--level", type=LEVEL, help="How thoroughly to prove.")
+@level_option
 @output_options
 def verify(hosts: tuple[str, ...], level: str | None, **outputs: Any) -> None:
     """Prove what runs again, without a restart, and renew or void its verdict."""
@@ -289,7 +184,7 @@ def resume(hosts: tuple[str, ...], **outputs: Any) -> None:
 
 @main.command()
 @host_option
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@yes_option
 @output_options
 def unlock(hosts: tuple[str, ...], yes: bool, **outputs: Any) -> None:
     """Take the lease from a run whose controller is gone. An open trial is never cut short by it."""
@@ -320,7 +215,7 @@ def wait(hosts: tuple[str, ...], until: str, timeout: str, **outputs: Any) -> No
 
 @main.command()
 @host_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def status(hosts: tuple[str, ...], as_json: bool) -> None:
     """What is on disk, loaded, running and verified, host by host."""
     from ddops import looking
@@ -331,7 +226,7 @@ def status(hosts: tuple[str, ...], as_json: bool) -> None:
 
 @main.command()
 @host_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 @click.option("--limit", type=POSITIVE, default=20, show_default=True, help="The newest entries of each host.")
 def history(hosts: tuple[str, ...], as_json: bool, limit: int) -> None:
     """Every attempt and verdict on record: who, when, why, what came of it."""
@@ -343,7 +238,7 @@ def history(hosts: tuple[str, ...], as_json: bool, limit: int) -> None:
 
 @main.command()
 @host_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def known(hosts: tuple[str, ...], as_json: bool) -> None:
     """Configurations proven good and found bad, merged over the fleet, with their evidence."""
     from ddops import known as memories
@@ -373,7 +268,7 @@ def logs(hosts: tuple[str, ...], lines: int) -> None:
 @click.option("--only", "only", multiple=True, metavar="PROBE", help="Run only this probe; may be repeated.")
 @click.option("--replay", metavar="FILE", help="Send the requests of a saved verdict again.")
 @click.option("--save", metavar="FILE", help="Keep the verdict with prompts and replies.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@json_option
 def probe(
     hosts: tuple[str, ...],
     url: str | None,
@@ -416,7 +311,7 @@ def show_inventory(example: bool) -> None:
         click.echo((inventories_dir() / "example.yaml").read_text(encoding="utf-8"), nl=False)
         return
     fleet = read_inventory(click.get_current_context().find_root().params.get("inventory"))
-    _check_probes(fleet.hosts.values())
+    check_probes(fleet.hosts.values())
     width = max(len(name) for name in fleet.hosts)
     for name, host in fleet.hosts.items():
         click.echo(f"{name:{width}}  {host.address}  {host.engine.kind}  {host.engine.unit}  {' '.join(host.groups)}")
@@ -441,12 +336,21 @@ def run() -> None:
         raise SystemExit(done.exit_code) from None
     except click.Abort:
         _leave("error: stopped\n       nothing was changed", Exit.SIGINT)
-    except click.ClickException as problem:
+    except click.exceptions.NoArgsIsHelpError as problem:
         problem.show()
         raise SystemExit(Exit.USAGE) from None
+    except click.UsageError as problem:
+        _leave(str(_usage(problem)), Exit.USAGE)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(Exit.OK) from None
+
+
+def _usage(problem: click.UsageError) -> UsageError:
+    """What click says of a command line, in the same words and lines as every other error."""
+    said = problem.format_message().rstrip(".")
+    hint = f"{problem.ctx.command_path} --help" if problem.ctx else "ddops --help"
+    return UsageError(said[:1].lower() + said[1:], means="nothing was done", hint=hint)
 
 
 def _leave(text: str, code: int) -> None:
