@@ -17,6 +17,7 @@ from ddops.options import (
     COUNT,
     LEVEL,
     POSITIVE,
+    any_host_option,
     check_probes,
     host_option,
     json_option,
@@ -214,7 +215,7 @@ def wait(hosts: tuple[str, ...], until: str, timeout: str, **outputs: Any) -> No
 
 
 @main.command()
-@host_option
+@any_host_option
 @json_option
 def status(hosts: tuple[str, ...], as_json: bool) -> None:
     """What is on disk, loaded, running and verified, host by host."""
@@ -225,7 +226,7 @@ def status(hosts: tuple[str, ...], as_json: bool) -> None:
 
 
 @main.command()
-@host_option
+@any_host_option
 @json_option
 @click.option("--limit", type=POSITIVE, default=20, show_default=True, help="The newest entries of each host.")
 def history(hosts: tuple[str, ...], as_json: bool, limit: int) -> None:
@@ -237,7 +238,7 @@ def history(hosts: tuple[str, ...], as_json: bool, limit: int) -> None:
 
 
 @main.command()
-@host_option
+@any_host_option
 @json_option
 def known(hosts: tuple[str, ...], as_json: bool) -> None:
     """Configurations proven good and found bad, merged over the fleet, with their evidence."""
@@ -292,7 +293,7 @@ def probe(
 
 
 @main.command()
-@host_option
+@any_host_option
 def doctor(hosts: tuple[str, ...]) -> None:
     """Check what ddops needs on a host, one line each; changes nothing."""
     from ddops import looking

@@ -54,14 +54,17 @@ Command = Callable[..., Any]
 
 
 def host_option(command: Command) -> Command:
-    return click.option(
-        "--host",
-        "hosts",
-        multiple=True,
-        metavar="HOST",
-        shell_complete=_hosts_of,
-        help="A host or a group of the inventory, or all; may be repeated. Not needed when there is only one host.",
-    )(command)
+    return _hosts("Not needed when there is only one host.")(command)
+
+
+def any_host_option(command: Command) -> Command:
+    """For commands that look at every host when none is named."""
+    return _hosts("All of them when none is named.")(command)
+
+
+def _hosts(unnamed: str) -> Callable[[Command], Command]:
+    text = f"A host or a group of the inventory, or all; may be repeated. {unnamed}"
+    return click.option("--host", "hosts", multiple=True, metavar="HOST", shell_complete=_hosts_of, help=text)
 
 
 def level_option(command: Command) -> Command:

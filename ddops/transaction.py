@@ -42,14 +42,17 @@ class Transaction(Ending):
     # ================================================================ the commands
     def reconfigure(self, request: Request) -> Outcome:
         """Change the configuration, prove it, and otherwise put the host back and prove that."""
-        planned = self._plan(request)
-        if isinstance(planned, Outcome):
-            return planned
+        with self.step("observe"):
+            observed = self.agent.look()
+        made = self._plan(request, observed)
+        if isinstance(made, Outcome):
+            return made
         with self.leased():
-            planned = self._plan(request)  # under the lease: nobody else changes the host from here on
-            if isinstance(planned, Outcome):
-                return planned
-            made, observed = planned
+            with self.step("observe again"):  # nobody else changes the host from here on
+                observed = self.agent.look()
+            made = self._plan(request, observed)
+            if isinstance(made, Outcome):
+                return made
             if made.action is Action.VERIFY:
                 return standing.in_place(self, made.unit, made.settings, observed)
             baseline = standing.baseline(self, observed, request)
@@ -71,9 +74,7 @@ class Transaction(Ending):
             return self._trial(Change(unit, units.settings(unit, self.config), observed, revoke=True))
 
     # ================================================================ before anything is touched
-    def _plan(self, request: Request) -> Outcome | tuple[Plan, Observed]:
-        with self.step("observe"):
-            observed = self.agent.look()
+    def _plan(self, request: Request, observed: Observed) -> Outcome | Plan:
         if observed.trial is not None and observed.trial.open:
             guard = f"the trial of run {observed.trial.run} is open"
             raise locked(self.name, self.agent.unit, guard)
@@ -89,7 +90,7 @@ class Transaction(Ending):
         if made.action is Action.UNCHANGED:
             what = f"{self.name} runs this already: {plan.verification(observed).text}"
             return Outcome(self.name, Result.UNCHANGED, what, means="the engine was not restarted")
-        return made, observed
+        return made
 
     def _tell(self, made: Plan, observed: Observed) -> None:
         """Show the plan; the second look, under the lease, says only what is new."""

@@ -19,7 +19,7 @@ _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test case; state is "", failure, error or skipped."""
+    """One test case; `group` is the step it belongs to, state is "", failure, error or skipped."""
 
     group: str
     name: str
@@ -67,7 +67,8 @@ def _totals(cases: list[Case]) -> dict[str, str]:
         "failures": str(states.count("failure")),
         "errors": str(states.count("error")),
         "skipped": str(states.count("skipped")),
-        "time": f"{sum(case.seconds for case in cases):.3f}",
+        # What a step contains has its time within that of the step.
+        "time": f"{sum(case.seconds for case in cases if not case.group):.3f}",
     }
 
 
@@ -94,8 +95,7 @@ def _cases(host: HostRun) -> list[Case]:
 
 
 def _step(step: Step) -> Case:
-    # Its probes carry the time of a step that proved something: it must not be counted twice.
-    seconds = 0.0 if step.probes else step.seconds
+    seconds = step.seconds
     detail = "\n".join(clean(line) for line in (step.died or {}).get("lines", []))
     if step.ok is None:
         return Case("", step.name, seconds, "error", "unfinished", "its end was not seen", detail)

@@ -1,4 +1,7 @@
-"""The tables of `ddops status` and `ddops history`: plain data in, aligned text out. Pure."""
+"""The tables of `ddops status` and `ddops history`: plain data in, aligned text out. Pure.
+
+Why a host is unknown is not said here: the commands say it in full, on stderr.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,6 @@ def _status(row: Row) -> list[str]:
 
 
 def _remarks(row: Row) -> Iterable[str]:
-    if row.get("error"):
-        yield one_line(row["error"], 600)
     drift = row.get("drift")
     for text in [drift] if isinstance(drift, str) else sequence(drift):
         if text:
@@ -60,7 +61,7 @@ def history_table(rows: Sequence[Row]) -> str:
     for row in rows:
         host = str(row.get("host", ""))
         if row.get("error"):
-            remarks.append(f"{one_line(host)}: {one_line(row['error'], 600)}")
+            remarks.append(f"{one_line(host)}: unknown")
             continue
         entries = [mapping(entry) for entry in sequence(row.get("entries"))]
         cells += [_entry(host, entry) for entry in entries]
