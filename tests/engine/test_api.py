@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ddtree_engine.server import bind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -606,3 +607,11 @@ def test_stream_drop_loses_words_in_streams_only(serve: Serve) -> None:
     assert whole["text"] == text
     assert len(streamed) < len(text)
     assert served.service.tokenizer.decode(chunks[-1]["meta_info"]["output_ids"]) == text
+
+
+def test_replies_do_not_wait_for_the_clients_acknowledgement() -> None:
+    """Head and body leave as two segments: with Nagle's algorithm the second waits for a delayed acknowledgement."""
+    with bind("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
