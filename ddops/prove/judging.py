@@ -37,6 +37,10 @@ class Confirmation(StrEnum):
     def corrupt(self) -> bool:
         return self in (Confirmation.TOTAL, Confirmation.CONVICTED, Confirmation.AGAIN)
 
+    @property
+    def means(self) -> str:
+        return _MEANS[self]
+
 
 _MEANS = {
     Confirmation.TOTAL: "",
@@ -112,7 +116,7 @@ class Bench:
         if not (self.session.client.dialect.spec_switch and self.session.speculates):
             return []
         make = self.session.make
-        items = [*make.standard()[:2], make.copy(6), make.json()]
+        items = [*make.standard()[:2], make.copy(6), make.json(), make.open(), make.open()]
         # A hundred tokens of each calibrate well enough, and a damaged engine may never stop by itself.
         asks = [(item, self.session.ask_for(item, mode="off", max_tokens=100)) for item in items]
         self.off_turns = self.session.send("off", asks, overtime=True)
@@ -174,7 +178,7 @@ class Bench:
         assert first.check is not None
         assert first.item is not None
         what = f"{first.item.kind}: {first.check.got}"
-        detail = f"{what}; {_MEANS[how]}" if _MEANS[how] else what
+        detail = f"{what}; {how.means}" if how.means else what
         if how.corrupt:
             return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)
         if how is Confirmation.CLEARED and probe not in self.session.policy.require:

@@ -27,6 +27,7 @@ class Kind(StrEnum):
     TOOL = "tool"
     FACT = "fact"
     LONG = "long"  # several functions in one answer, checked by running them
+    OPEN = "open"  # ordinary prose, which only the scores can judge: a drafter guesses it badly, so trees branch
 
     @property
     def is_code(self) -> bool:
@@ -44,6 +45,7 @@ _PROBES = {
     Kind.NONCE: "isolation",
     Kind.NONCE_CODE: "shapes",
     Kind.LONG: "long",
+    Kind.OPEN: "sweep",
 }
 
 
@@ -87,6 +89,18 @@ _NAMES = ("Alice", "Bob", "Carol", "David", "Emma", "Frank", "Grace", "Henry", "
 _LANDS = ("Norland", "Surland", "Estania", "Westmark", "Belmora", "Corvia", "Dorland", "Felland")
 _CITIES = ("Veska", "Tomar", "Lunda", "Breva", "Solin", "Karda", "Mirna", "Orsa")
 _WEATHER_CITIES = ("Oslo", "Paris", "Berlin", "Madrid", "Rome", "Vienna", "Lisbon", "Dublin")
+
+
+_SUBJECTS = (
+    "a lighthouse", "an old clock", "the winter market", "two brothers", "a lost letter", "the river", "a garden",
+    "the night train", "a small village", "the first snow", "a wooden boat", "the harvest", "a library", "the mountain pass",
+)  # fmt: skip
+_OPENINGS = (
+    "Write a short story about {0} and {1}.",
+    "Describe {0} to someone who has only ever seen {1}.",
+    "Explain in a few sentences what {0} and {1} have in common.",
+    "Write the first lines of a poem about {0} near {1}.",
+)
 
 
 class Maker:
@@ -146,6 +160,29 @@ class Maker:
         prompt = f"{facts} What is the capital of {lands[asked]}? Answer with one word."
         others = [c for i, c in enumerate(cities) if i != asked]
         return Item(Kind.FACT, prompt, {"word": cities[asked], "others": others}, 64)
+
+    def open(self) -> Item:
+        one, two = self.rng.sample(_SUBJECTS, 2)
+        return Item(Kind.OPEN, self.rng.choice(_OPENINGS).format(one, two), {}, 48)
+
+    def short(self, count: int) -> list[Item]:
+        """Short replies in which most faults show: above all ids to copy (any token can go wrong) and prose (trees branch)."""
+        makers = (
+            lambda: self.copy(self.rng.randint(8, 11)),
+            self.open,
+            lambda: self.copy(self.rng.randint(4, 9)),
+            self.nonce_code,
+            self.open,
+            lambda: self.copy(self.rng.randint(7, 10)),
+            self._any_short,
+            lambda: self.copy(self.rng.randint(8, 11)),
+            self.open,
+            lambda: self.copy(self.rng.randint(6, 9)),
+        )
+        return [makers[i % len(makers)]() for i in range(count)]
+
+    def _any_short(self) -> Item:
+        return self.rng.choice((self.json, self.tool, self.fact, self.arith, self.nonce, lambda: self.kin(1)[0]))()
 
     def long(self, count: int) -> Item:
         """Several functions in one answer; the prompt describes each."""

@@ -96,12 +96,13 @@ class Scale:
     rounds: int  # of the throughput load
     round_requests: int
     warm: int  # replies scored a second time, from the cache
+    sweep: int  # short replies, enough to meet a fault that touches few of them
 
 
 SCALES = {
-    Level.QUICK: Scale(60, 16, 1, 0, 8, 1, 6, 6, 3, 3, 3, 4, 4),
-    Level.STANDARD: Scale(300, 64, 12, 12, 12, 6, 32, 48, 12, 16, 5, 8, 32),
-    Level.DEEP: Scale(1800, 256, 24, 36, 16, 8, 48, 96, 24, 16, 9, 8, 64),
+    Level.QUICK: Scale(60, 16, 1, 0, 8, 1, 6, 6, 3, 3, 3, 4, 4, 140),
+    Level.STANDARD: Scale(300, 64, 12, 12, 12, 6, 32, 48, 12, 16, 5, 8, 32, 600),
+    Level.DEEP: Scale(1800, 256, 24, 36, 16, 8, 48, 96, 24, 16, 9, 8, 64, 3000),
 }
 
 
@@ -179,21 +180,34 @@ class Session:
         Raises EngineDied as soon as the engine is known to be gone (requests still under way are left behind),
         OutOfTime when the battery's time was up before.
         """
+        turns = self._enlist(label, asks, overtime)
+        flight = _Flight(self)
+        half = len(turns) // 2
+        for i, turn in enumerate(turns):
+            flight.start(turn, max(0, i - half) * stagger_seconds)
+        flight.land(len(turns))
+        self._repeat_failed([t for t in turns if isinstance(t.error, Failure)])
+        return turns
+
+    def climb(self, label: str, asks: Sequence[tuple[Item | None, Ask]], steps: Sequence[int]) -> list[Turn]:
+        """Send requests one after another, with at most steps[i] in flight while request i is. Raises as `send`."""
+        turns = self._enlist(label, asks, False)
+        flight = _Flight(self)
+        for turn, most in zip(turns, steps, strict=True):
+            flight.land(max(0, flight.aloft - most + 1))
+            flight.start(turn)
+        flight.land(flight.aloft)
+        self._repeat_failed([t for t in turns if isinstance(t.error, Failure)])
+        return turns
+
+    def _enlist(self, label: str, asks: Sequence[tuple[Item | None, Ask]], overtime: bool) -> list[Turn]:
         if self.seconds_left <= 0 and not overtime:
             raise OutOfTime(f"the {self.level} level's {self.seconds_allowed:g} s are used up")
         turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
         self.turns += turns
-        done: queue.SimpleQueue[Turn | BaseException] = queue.SimpleQueue()
-        half = len(turns) // 2
-        for i, turn in enumerate(turns):
-            # Daemon threads: a request that hangs must not keep the battery from ending.
-            work = (turn, max(0, i - half) * stagger_seconds, done)
-            threading.Thread(target=self._deliver, args=work, daemon=True).start()
-        self._wait(len(turns), done)
-        self._repeat_failed([t for t in turns if isinstance(t.error, Failure)])
         return turns
 
-    def _deliver(self, turn: Turn, delay: float, done: queue.SimpleQueue[Turn | BaseException]) -> None:
+    def deliver(self, turn: Turn, delay: float, done: queue.SimpleQueue[Turn | BaseException]) -> None:
         try:
             time.sleep(delay)
             self.fill(turn)
@@ -201,19 +215,6 @@ class Session:
             done.put(exc)
         else:
             done.put(turn)
-
-    def _wait(self, count: int, done: queue.SimpleQueue[Turn | BaseException]) -> None:
-        checked = False
-        for _ in range(count):
-            try:
-                turn = done.get(timeout=2 * self.policy.request_seconds)
-            except queue.Empty:
-                raise EngineDied(f"a request did not end within {2 * self.policy.request_seconds:g} s") from None
-            if isinstance(turn, BaseException):
-                raise turn
-            if isinstance(turn.error, (Hung, Gone)) and not checked:
-                checked = True
-                self._check_alive(turn.error)
 
     def fill(self, turn: Turn) -> None:
         """Send one turn's request and note what came."""
@@ -228,18 +229,18 @@ class Session:
         """Ask failed requests once more; a request that fails twice stays failed."""
         if not failed:
             return
-        self._check_alive(failed[0].error)
+        self.check_alive(failed[0].error)
         for turn in failed[:_REPEATED_AT_MOST]:
             before = turn.error
             self.fill(turn)
             if turn.error is None:
                 turn.cut = named(before)
                 continue
-            self._check_alive(turn.error)
+            self.check_alive(turn.error)
             if isinstance(turn.error, Hung):
                 return
 
-    def _check_alive(self, error: EngineError | None) -> None:
+    def check_alive(self, error: EngineError | None) -> None:
         """Raises EngineDied when the engine is gone. One that hangs may still call itself healthy: ask for a token."""
         if not self.engine_answers():
             raise EngineDied(f"{named(error)}; its health check fails")
@@ -262,6 +263,36 @@ class Session:
         if turns:
             with ThreadPoolExecutor(max_workers=workers) as pool:
                 list(pool.map(work, turns))
+
+
+class _Flight:
+    """Requests under way, each in a thread of its own."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._done: queue.SimpleQueue[Turn | BaseException] = queue.SimpleQueue()
+        self._checked = False
+        self.aloft = 0
+
+    def start(self, turn: Turn, delay: float = 0.0) -> None:
+        # Daemon threads: a request that hangs must not keep the battery from ending.
+        threading.Thread(target=self._session.deliver, args=(turn, delay, self._done), daemon=True).start()
+        self.aloft += 1
+
+    def land(self, count: int) -> None:
+        """Wait for `count` of them. Raises EngineDied when the engine is gone, and what a request's thread raised."""
+        longest = 2 * self._session.policy.request_seconds
+        for _ in range(count):
+            try:
+                turn = self._done.get(timeout=longest)
+            except queue.Empty:
+                raise EngineDied(f"a request did not end within {longest:g} s") from None
+            self.aloft -= 1
+            if isinstance(turn, BaseException):
+                raise turn
+            if isinstance(turn.error, (Hung, Gone)) and not self._checked:
+                self._checked = True
+                self._session.check_alive(turn.error)
 
 
 def most_in_flight(turns: Iterable[Turn]) -> int:

@@ -428,7 +428,7 @@ def answer_of(asked: str) -> str:
     names = [n for n in re.findall(r"(\w+)\(", asked) if n in SOLUTIONS]
     code = "\n\n\n".join(SOLUTIONS[n] for n in dict.fromkeys(names))
     head = f"# {mark.group(1)}\n" if mark else ""
-    return f"```python\n{head}{code}\n```" if code else "OK."
+    return f"```python\n{head}{code}\n```" if code else f"It is said that {asked.lower()}"
 
 
 def encode(text: str) -> list[int]:

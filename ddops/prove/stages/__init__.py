@@ -16,6 +16,7 @@ from ddops.prove.stages.shapes import shapes_stage
 from ddops.prove.stages.speed import acceptance_stage, note_metrics, speed_stage
 from ddops.prove.stages.stage import Stage
 from ddops.prove.stages.stream import stream_stage
+from ddops.prove.stages.sweep import sweep_stage
 
 __all__ = ["CLOSING", "STAGES", "Stage", "note_metrics"]
 
@@ -31,6 +32,7 @@ STAGES = (
     Stage("sampled", ("sampled",), sampled_stage),
     Stage("repeatability", ("repeatability",), repeat_stage),
     Stage("golden", ("golden",), golden_stage),
+    Stage("sweep", ("sweep",), sweep_stage),
 )
 
 # What every run ends with, also one that ended early: a look at all its replies.

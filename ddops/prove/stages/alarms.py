@@ -52,6 +52,8 @@ def _alarms(turn: Turn) -> list[alarms.Alarm]:
     reply: Reply | None = turn.reply
     if reply is None:
         return []
+    if turn.item is not None and turn.item.kind is Kind.OPEN and turn.judged is None:
+        return []  # prose may ramble by itself, and nothing here can tell
     prompt = turn.item.prompt if turn.item else ""
     found = alarms.check(reply.text, prompt=prompt, finish=reply.finish, allow_empty=bool(reply.reasoning) or turn.item is None)
     if _ran_out(turn, reply):
@@ -62,6 +64,6 @@ def _alarms(turn: Turn) -> list[alarms.Alarm]:
 def _ran_out(turn: Turn, reply: Reply) -> bool:
     """A curated reply that did not end by itself although it had room enough to."""
     item = turn.item
-    if item is None or reply.finish != "length" or reply.reasoning or item.kind is Kind.LONG:
+    if item is None or reply.finish != "length" or reply.reasoning or item.kind in (Kind.LONG, Kind.OPEN):
         return False
     return turn.ask.max_tokens >= item.max_tokens

@@ -57,7 +57,7 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
         values={"rescored": float(len(judged)), "near_ties": float(near)},
     )
     if over:
-        return [_confirmed_over(bench, over, base)]
+        return [confirm_over(bench, over, base)]
     off = [t.judged for t in judged if t.ask.mode == "off" and t.judged]
     on = [t.judged for t in judged if t.ask.mode != "off" and t.judged]
     if too_many_near(*_near(on), *_near(off)):
@@ -72,7 +72,7 @@ def _near(judged: Sequence[Judgement]) -> tuple[int, int]:
     return sum(j.near for j in judged), sum(j.scored for j in judged)
 
 
-def _confirmed_over(bench: Bench, over: Sequence[Turn], base: Evidence) -> Evidence:
+def confirm_over(bench: Bench, over: Sequence[Turn], base: Evidence) -> Evidence:
     """Score the worst reply once more: the same tokens must be wrong again, or the scorer is what wavers."""
     worst = max(over, key=lambda t: t.judged.worst if t.judged else 0.0)
     assert worst.reply is not None

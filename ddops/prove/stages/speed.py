@@ -43,7 +43,7 @@ def acceptance_stage(bench: Bench) -> list[Evidence]:
     """From one long stream where there is time for it, else from the replies of the run: it is never left out."""
     session = bench.session
     facts = session.client.facts(again=True)
-    spec = [t for t in session.turns if t.ask.mode is None and t.whole and not _copies(t)]
+    spec = [t for t in session.turns if t.ask.mode is None and t.whole and not _unusual(t)]
     whole = acceptance.read(spec)
     reading = acceptance.read(_steady(session)) or acceptance.read(
         spec, session.notes.get("metrics"), _metrics(session), session.notes.get("log", ()), facts.accept_length
@@ -67,8 +67,9 @@ def note_metrics(session: Session) -> None:
     session.notes["metrics"] = _metrics(session)
 
 
-def _copies(turn: Turn) -> bool:
-    return turn.item is not None and turn.item.kind is Kind.COPY
+def _unusual(turn: Turn) -> bool:
+    """Copies are accepted whole and prose hardly at all: neither tells how the drafter does."""
+    return turn.item is not None and turn.item.kind in (Kind.COPY, Kind.OPEN)
 
 
 def _steady(session: Session) -> list[Turn]:
