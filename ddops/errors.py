@@ -6,6 +6,7 @@ every command and are part of the interface: a run that ended in a rollback neve
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -47,8 +48,7 @@ class DdopsError(Exception):
 
     def __str__(self) -> str:
         lines = [f"error: {self.what}"]
-        if self.means:
-            lines.append(f"       {self.means}")
+        lines += [f"       {line}" for line in self.means.splitlines()]
         if self.hint:
             lines.append(f"hint:  {self.hint}")
         return "\n".join(lines)
@@ -60,21 +60,32 @@ class UsageError(DdopsError):
     exit = Exit.USAGE
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a file; `field` as `hosts.gpu-01.spec.budget`, lines from 1."""
+
+    what: str
+    file: str
+    line: int | None = None
+    field: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.field + ': ' if self.field else ''}{self.what}"
+
+
 class InventoryError(DdopsError):
-    """An inventory that is not valid; names file, line and field."""
+    """An inventory that is not valid: everything that is wrong with it, in the order of its lines."""
 
     exit = Exit.USAGE
 
-    def __init__(self, what: str, *, file: str, line: int | None = None, field: str = "", hint: str = "") -> None:
-        place = file if line is None else f"{file}:{line}"
-        super().__init__(
-            f"{place}: {field + ': ' if field else ''}{what}",
-            means="the inventory was not used and no host was contacted",
-            hint=hint,
-        )
-        self.file = file
-        self.line = line
-        self.field = field
+    def __init__(self, *faults: Fault) -> None:
+        self.faults = tuple(sorted(faults, key=lambda fault: fault.line or 0))
+        first, *others = self.faults
+        told = [str(fault) + (f" ({fault.hint})" if fault.hint and others else "") for fault in self.faults]
+        means = "the inventory was not used and no host was contacted"
+        super().__init__(told[0], means="\n".join([*told[1:], means]), hint="" if others else first.hint)
 
 
 class Refused(DdopsError):

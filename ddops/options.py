@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddops.errors import DdopsError, InventoryError, UsageError
+from ddops.errors import DdopsError, Fault, InventoryError, UsageError
 
 if TYPE_CHECKING:
     from ddops.inventory import Fleet, HostConfig
@@ -113,7 +113,7 @@ def read_inventory(named: str | None) -> Fleet:
     try:
         content = path.read_bytes()
     except OSError as problem:
-        raise InventoryError(problem.strerror or str(problem), file=str(path)) from problem
+        raise InventoryError(Fault(problem.strerror or str(problem), str(path))) from problem
     return inventory.load(content, str(path))
 
 

@@ -43,6 +43,8 @@ class Problem:
     def of(cls, item: Mapping[str, Any], model: type[Section], raw: Any) -> Problem:
         path, owner = _real_path(item["loc"], model, raw)
         kind, value, context = item["type"], item["input"], item.get("ctx", {})
+        if kind == "missing":
+            return cls((*path, item["loc"][-1]), "is missing")
         if kind == "extra_forbidden":
             return cls(path, "unknown key", near(str(path[-1]), _keys(owner)))
         if kind == "value_error":

@@ -6,7 +6,8 @@ refused, since each of them makes a file say something else than it seems to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
@@ -14,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
-from ddops.errors import InventoryError
+from ddops.errors import Fault, InventoryError
 
 Path = tuple[str | int, ...]
 MAX_NODES = 200_000  # a few bytes of nested aliases can stand for billions of values
@@ -23,11 +24,12 @@ MAX_DEPTH = 40
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain dicts, lists and scalars, and where each path of keys stands (1-based lines)."""
+    """Plain dicts, lists and scalars, where each path of keys stands (1-based lines), and what is wrong with it."""
 
     value: Any
     file: str
     lines: dict[Path, int] = field(default_factory=dict)
+    faults: dict[Path, Fault] = field(default_factory=dict)
 
     def line(self, path: Path) -> int | None:
         """The line of `path`, or of the nearest key above it that has one."""
@@ -35,8 +37,19 @@ class Document:
             path = path[:-1]
         return self.lines.get(path)
 
+    def wrong(self, path: Path, what: str, hint: str = "") -> None:
+        """Take down a fault and go on. What else is found wrong in the same place follows from it, or is the same."""
+        self.faults.setdefault(path, Fault(what, self.file, self.line(path), dotted(path), hint))
+
+    def check(self) -> None:
+        """Raises: InventoryError: when anything was found wrong so far."""
+        if self.faults:
+            raise InventoryError(*self.faults.values())
+
     def error(self, path: Path, what: str, hint: str = "") -> InventoryError:
-        return InventoryError(what, file=self.file, line=self.line(path), field=dotted(path), hint=hint)
+        """A fault that leaves nothing else to look at, with those before it."""
+        self.wrong(path, what, hint)
+        return InventoryError(*self.faults.values())
 
 
 def dotted(path: Path) -> str:
@@ -51,7 +64,8 @@ def parse(text: str | bytes, file: str) -> Document:
     """Read one YAML document.
 
     Raises:
-        InventoryError: with the line, for anything that is not plain, unambiguous YAML in UTF-8.
+        InventoryError: with the line, for anything that is not plain, unambiguous YAML in UTF-8. What is wrong with
+            single values is taken down in the document's faults instead.
     """
     source = _decode(text, file)
     try:
@@ -60,7 +74,7 @@ def parse(text: str | bytes, file: str) -> Document:
         raise _marked(problem, source, file) from None
     except ReaderError as problem:
         line = source.count("\n", 0, problem.position) + 1
-        raise InventoryError("a character that YAML does not allow", file=file, line=line) from None
+        raise InventoryError(Fault("a character that YAML does not allow", file, line)) from None
     except (
         YAMLError,
         ValueError,
@@ -70,11 +84,11 @@ def parse(text: str | bytes, file: str) -> Document:
         IndexError,
         AssertionError,
     ) as problem:
-        raise InventoryError(f"not valid YAML: {_first_line(problem)}", file=file) from None
+        raise InventoryError(Fault(f"not valid YAML: {_first_line(problem)}", file)) from None
     except (RecursionError, NotImplementedError):
-        raise InventoryError("nested too deeply, or not plain YAML", file=file) from None
+        raise InventoryError(Fault("nested too deeply, or not plain YAML", file)) from None
     document = Document(None, file, {(): 1})
-    return Document(_Plain(document).convert(root, (), 0), file, document.lines)
+    return replace(document, value=_Plain(document).convert(root, (), 0))
 
 
 def _decode(source: str | bytes, file: str) -> str:
@@ -84,7 +98,7 @@ def _decode(source: str | bytes, file: str) -> str:
         return source.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as problem:
         line = source.count(b"\n", 0, problem.start) + 1
-        raise InventoryError("not UTF-8", file=file, line=line, hint="save the file as UTF-8") from None
+        raise InventoryError(Fault("not UTF-8", file, line, hint="save the file as UTF-8")) from None
 
 
 def _marked(problem: MarkedYAMLError, source: str, file: str) -> InventoryError:
@@ -99,7 +113,7 @@ def _marked(problem: MarkedYAMLError, source: str, file: str) -> InventoryError:
         hint = "an alias (*name) needs its anchor (&name) earlier in the file; use groups to share settings"
     elif "another document" in what:
         what, hint = "a second document starts here", "keep one inventory in a file (no --- in the middle)"
-    return InventoryError(what, file=file, line=line, hint=hint)
+    return InventoryError(Fault(what, file, line, hint=hint))
 
 
 def _first_line(problem: Exception) -> str:
@@ -134,8 +148,10 @@ class _Plain:
         if isinstance(node, float):
             return float(node)
         if isinstance(node, date):  # datetime is one, too
-            raise self.document.error(path, "this reads as a date", "put it in quotes if it is a name")
-        raise self.document.error(path, f"a {type(node).__name__} is not allowed here")
+            self.document.wrong(path, "this reads as a date", "put it in quotes if it is a name")
+        else:
+            self.document.wrong(path, f"a {type(node).__name__} is not allowed here")
+        return None
 
     def _inside(self, node: Any, convert: Any) -> Any:
         self.open.add(id(node))
@@ -149,31 +165,35 @@ class _Plain:
         result: dict[str, Any] = {}
         for key, value in node.items():
             if not isinstance(key, str):
-                raise self.document.error(path, f"the key {key!r} is not text", "put it in quotes")
+                self._place((*path, str(key)), places, key)
+                self.document.wrong((*path, str(key)), f"the key {key!r} is not text", "put it in quotes")
+                continue
             name = self._text(str(key), path)
             place = (*path, name)
-            if key in places:
-                self.document.lines[place] = places[key][0] + 1
+            self._place(place, places, key)
             result[name] = self.convert(value, place, depth + 1)
         return result
 
     def _sequence(self, node: list[Any], path: Path, depth: int) -> list[Any]:
         places = getattr(getattr(node, "lc", None), "data", None) or {}
         for index in range(len(node)):
-            if index in places:
-                self.document.lines[(*path, index)] = places[index][0] + 1
+            self._place((*path, index), places, index)
         return [self.convert(item, (*path, index), depth + 1) for index, item in enumerate(node)]
+
+    def _place(self, path: Path, places: Mapping[Any, Sequence[int]], key: Any) -> None:
+        if key in places:
+            self.document.lines[path] = places[key][0] + 1
 
     def _text(self, text: str, path: Path) -> str:
         for char, name in (("\n", "a line break"), ("\r", "a carriage return"), ("\0", "a NUL")):
             if char in text:
-                raise self.document.error(path, f"{name} inside a value", "a value is one line; it ends up in a unit file")
+                self.document.wrong(path, f"{name} inside a value", "a value is one line; it ends up in a unit file")
         if any(0xD800 <= ord(char) <= 0xDFFF for char in text):
-            raise self.document.error(path, "a character that is not Unicode text")
+            self.document.wrong(path, "a character that is not Unicode text")
         return text
 
     def _refuse_tag(self, node: Any, path: Path) -> None:
         tag = getattr(node, "tag", None)
         name = getattr(tag, "value", tag)
         if isinstance(name, str) and name and not isinstance(node, (str, int, float)):
-            raise self.document.error(path, f"the tag {name} is not allowed", "write a plain value")
+            self.document.wrong(path, f"the tag {name} is not allowed", "write a plain value")

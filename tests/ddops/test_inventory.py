@@ -41,7 +41,7 @@ def fleet(text: str = BASE) -> Fleet:
 def refused(text: str | bytes) -> InventoryError:
     with pytest.raises(InventoryError) as caught:
         load(text, "fleet.yaml")
-    assert caught.value.file == "fleet.yaml"
+    assert {fault.file for fault in caught.value.faults} == {"fleet.yaml"}
     assert caught.value.exit is Exit.USAGE
     assert "fleet.yaml" in str(caught.value)
     return caught.value
@@ -202,7 +202,7 @@ WRONG = [
 def test_every_mistake_names_its_line_and_field(old: str, new: str, field: str, place: str | None) -> None:
     assert old in BASE
     text = BASE.replace(old, new, 1)
-    problem = refused(text)
+    (problem,) = refused(text).faults  # and nothing that only follows from it
     assert problem.field.startswith(field)
     if place is not None and place in text:
         assert problem.line == line_of(place, text)
@@ -210,13 +210,64 @@ def test_every_mistake_names_its_line_and_field(old: str, new: str, field: str, 
 
 
 def test_an_unknown_key_offers_what_was_meant() -> None:
-    assert "budget" in refused(BASE.replace("budget: 16", "bugdet: 16")).hint
+    assert "budget" in refused(BASE.replace("budget: 16", "bugdet: 16")).faults[0].hint
 
 
-def test_several_mistakes_are_counted_in_the_hint() -> None:
-    problem = refused(BASE.replace("budget: 16", "budget: -1\n    topk_cap: -2"))
-    assert problem.line == 8
-    assert "line 9" in problem.hint
+SPOILT = """\
+version: 1
+defaults:
+  engine: {release: r1, model: models/target, drafter: models/drafter}
+  spec: {budget: -1, topk_cap: none}
+groups:
+  fast: {limits: {verify_rows: {sm_90: -800}}, shh: {}}
+  plain: {ssh: {sudo: never}}
+hosts:
+  one: {address: 10.0.0.256, groups: [fast, fats]}
+  two: {address: 10.0.0.2, engine: {environment: {A: 1.5}}, groups: [plain]}
+  three: {address: 10.0.0.3, groups: [plain], prove: {level: 2026-01-01}}
+  all: {groups: plain}
+rollout: {canary: -1}
+"""
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_line_and_field() -> None:
+    problem = refused(SPOILT)
+    assert [(fault.line, fault.field) for fault in problem.faults] == [
+        (4, "defaults.spec.budget"),
+        (4, "defaults.spec.topk_cap"),
+        (6, "groups.fast.shh"),
+        (6, "groups.fast.limits.verify_rows.sm_90"),
+        (9, "hosts.one.groups[1]"),
+        (9, "hosts.one.address"),
+        (10, "hosts.two.engine.environment.A"),
+        (11, "hosts.three.prove.level"),
+        (12, "hosts.all"),
+        (12, "hosts.all.address"),
+        (12, "hosts.all.groups"),
+        (13, "rollout.canary"),
+    ]
+    lines = str(problem).splitlines()
+    assert lines[0].startswith("error: fleet.yaml:4: defaults.spec.budget: ")
+    assert [line[:18] for line in lines[1:12]] == ["       fleet.yaml:"] * 11
+    assert lines[12].strip() == "the inventory was not used and no host was contacted"
+    assert "did you mean ssh?" in lines[2] + lines[3]
+
+
+def test_a_rule_one_host_breaks_is_told_beside_a_mistake_in_another() -> None:
+    text = BASE.replace("address: 10.0.0.1,", "address: 10.0.0.1, arch: SM 1,")
+    text = text.replace("spec: {budget: 64}", "engine: {extra_args: [--port, '3', --host, h], dtype: int8}")
+    assert [fault.field for fault in refused(text).faults] == [
+        "hosts.one.arch",
+        "hosts.two.engine.dtype",
+        "hosts.two.engine.extra_args[0]",
+        "hosts.two.engine.extra_args[2]",
+    ]
+
+
+def test_a_rule_broken_in_a_shared_layer_is_told_once_and_where_it_stands() -> None:
+    (fault,) = refused(BASE.replace("release: r1", "release: r1\n    extra_args: [--seed, '1', --port, '3']")).faults
+    assert fault.field == "defaults.engine.extra_args[2]"
+    assert fault.line == 5
 
 
 @pytest.mark.parametrize(
@@ -279,18 +330,18 @@ def test_aliases_that_explode_are_refused_quickly() -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(engine: str, field: str) -> None:
-    assert refused(BASE.replace("spec: {budget: 64}", f"engine: {engine}")).field.endswith(field)
+    assert refused(BASE.replace("spec: {budget: 64}", f"engine: {engine}")).faults[0].field.endswith(field)
 
 
 def test_a_guard_that_would_undo_an_engine_still_allowed_to_load_is_refused() -> None:
     problem = refused(BASE.replace("spec: {budget: 64}", "ready: {timeout_seconds: 4000}"))
-    assert problem.field.endswith("guard.cap_seconds")
+    assert problem.faults[0].field.endswith("guard.cap_seconds")
 
 
 @pytest.mark.parametrize("name", ["one", "nobody", "tow"])
 def test_a_reference_is_another_host_of_the_fleet_or_an_address(name: str) -> None:
     text = BASE.replace("address: 10.0.0.1", f"address: 10.0.0.1, prove: {{reference: {name}}}")
-    assert refused(text).field == "hosts.one.prove.reference"
+    assert refused(text).faults[0].field == "hosts.one.prove.reference"
     assert fleet(text.replace(f"reference: {name}", "reference: two")).hosts["one"].prove.reference == "two"
     assert fleet(text.replace(f"reference: {name}", "reference: 'http://10.0.0.9:1'"))
 
