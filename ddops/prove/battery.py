@@ -209,14 +209,13 @@ def _verdict(
 
 
 def _power(session: Session, evidence: Sequence[Evidence]) -> str:
-    """By the most sensitive probe that ran: replies scored token by token, else answers checked by running them."""
+    """By the probe that rules out most: replies scored token by token, else answers checked by running them."""
     passed = {e.probe: e for e in evidence if e.outcome is Outcome.PASS}
+    counted = {name: e.sample for name, e in passed.items()}
+    if "rescore" in passed:
+        counted["rescore"] = sum(bool(t.judged and t.judged.clean) for t in session.turns)
     table = power.load_sensitivities()
-    judged = sum(bool(t.judged and t.judged.clean) for t in session.turns)
-    if "rescore" in passed and judged:
-        return power.sentence(judged, table.get("rescore"))
-    known = [(table[name], e.sample) for name, e in passed.items() if name in table and e.sample]
+    known = [(counted[name], entry) for name, entry in table.items() if counted.get(name)]
     if not known:
         return power.sentence(0, None)
-    best, sample = max(known, key=lambda pair: pair[0].share * pair[1])
-    return power.sentence(sample, best)
+    return power.sentence(*min(known, key=lambda pair: power.smallest_share(pair[0], pair[1].share)))

@@ -100,7 +100,11 @@ def boot(engine: Engine, fault: str, level: str, baseline: Baseline | None, gold
             return Boot(fault, level, "crashed", time.monotonic() - begun, ("start",), wrong)
         begun = time.monotonic()
         with httpx.Client(base_url=url) as http:
-            verdict = battery.run(EngineClient(http, "ddtree"), level=Level(level), baseline=baseline, golden=golden)
+            client = EngineClient(http, "ddtree")
+            if level == detection_table.SWEEP:
+                verdict = battery.run(client, only=(level,))
+            else:
+                verdict = battery.run(client, level=Level(level), baseline=baseline, golden=golden)
     return detection_table.boot_of(fault, level, verdict, time.monotonic() - begun)
 
 
@@ -133,10 +137,12 @@ def kept(file: Path) -> list[Boot]:
     return [Boot.from_dict(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def jobs(boots: int, healthy: int, standard: int) -> list[tuple[str, str]]:
+def jobs(boots: int, rare: int, standard: int, sweep: int, healthy: int) -> list[tuple[str, str]]:
     """(fault, level) of every boot, healthy ones spread between the others so that drift of the machine shows."""
-    wanted = [(fault, "quick") for _ in range(boots) for fault in detection_table.CASES]
-    wanted += [(fault, "standard") for _ in range(standard) for fault in detection_table.RARE]
+    wanted = [(fault, detection_table.SWEEP) for _ in range(sweep) for fault in detection_table.TEXT]
+    wanted += [(fault, "quick") for _ in range(boots) for fault in detection_table.CASES]
+    wanted += [(fault, "quick") for _ in range(rare) for fault in detection_table.rare("quick")]
+    wanted += [(fault, "standard") for _ in range(standard) for fault in detection_table.rare("standard")]
     every = max(1, len(wanted) // max(1, healthy))
     for number in range(healthy):
         wanted.insert(number * (every + 1), (HEALTHY, "quick"))
@@ -150,7 +156,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("build/detect.ndjson"))
     parser.add_argument("--sensitivity", type=Path, help="the battery's table to put the measured values into")
     parser.add_argument("--boots", type=int, default=2, help="boots of each fault at the quick level")
-    parser.add_argument("--standard", type=int, default=0, help="boots of each rare fault at the standard level")
+    parser.add_argument("--sweep", type=int, default=1, help="boots of each text fault for the sweep's sensitivity to it")
+    parser.add_argument("--rare", type=int, default=2, help="boots of each text fault in 5 %% of requests at the quick level")
+    parser.add_argument(
+        "--standard", type=int, default=0, help="boots of each text fault in 1 %% of requests at the standard level"
+    )
     parser.add_argument("--healthy", type=int, default=20, help="healthy boots at the quick level")
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--max-running", type=int, default=8)
@@ -159,7 +169,7 @@ def main() -> None:
     engine = Engine(asked.models, asked.budget, asked.max_running)
     asked.results.parent.mkdir(parents=True, exist_ok=True)
     done = kept(asked.results)
-    left = jobs(asked.boots, asked.healthy, asked.standard)
+    left = jobs(asked.boots, asked.rare, asked.standard, asked.sweep, asked.healthy)
     for earlier in done:
         if (earlier.fault, earlier.level) in left:
             left.remove((earlier.fault, earlier.level))

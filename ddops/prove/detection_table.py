@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from ddops.prove import power
 from ddops.prove.evidence import Outcome, Verdict
+from ddops.prove.session import SCALES
 
 HEALTHY = "healthy"
-SMALL = 0.05
+SWEEP = "sweep"  # in place of a level: the sweep alone, to measure how much of a fault it sees
+SMALL = {"quick": 0.05, "standard": 0.01}  # share of requests that a rare fault touches, by the level that must catch it
 # Faults whose damage is in the text: with share= they touch only some requests.
 TEXT = (
     "garbage", "copy-error", "leak", "loop", "rope", "mask", "stale-mask", "accept-extra", "no-compaction",
@@ -22,8 +25,12 @@ OTHER = (
     "accept-one", "drafter-rows", "stream-drop", "scorer", "cache-poison", "ready-500", "crash-start", "hang-start",
     "crash-load", "illegal-address", "cublas,above-product=100", "hang-load", "slow,ms=60",
 )  # fmt: skip
-RARE = tuple(f"{kind},share={SMALL}" for kind in ("garbage", "copy-error", "leak", "rope", "accept-extra", "no-compaction"))
-CASES = (*TEXT, *OTHER, *RARE)
+CASES = (*TEXT, *OTHER)
+
+
+def rare(level: str) -> tuple[str, ...]:
+    """The text faults, each in the share of requests that this level must catch."""
+    return tuple(f"{kind},share={SMALL[level]}" for kind in TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ def page(boots: Sequence[Boot], machine: str) -> str:
         rows = [boot for boot in faulty if boot.level == level]
         if rows:
             parts.append(_table(level, rows))
+    parts.append(_power([boot for boot in faulty if boot.level == SWEEP]))
     parts.append(_sensitivities(faulty))
     parts.append(_missed(faulty))
     return "\n".join(parts)
@@ -89,8 +97,8 @@ def _head(machine: str) -> str:
     return f"""# What the battery catches
 
 Made by `make detect`, which starts the bundled engine once for every row and boot, switches one fault on, and lets the
-battery look. Machine: {machine}. A fault without `share=` touches every reply it can; with `share={SMALL}` it touches
-{SMALL:.0%} of requests. Caught means: the verdict was not a pass, so the change would not have been confirmed.
+battery look. Machine: {machine}. A fault without `share=` touches every reply it can; with `share=0.05` it touches
+5% of requests. Caught means: the verdict was not a pass, so the change would not have been confirmed.
 """
 
 
@@ -145,13 +153,37 @@ def _counts(words: Iterable[str]) -> str:
     return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common())
 
 
+def _power(boots: Sequence[Boot]) -> str:
+    """What the sweep's size and its sensitivity to each kind come to."""
+    if not boots:
+        return ""
+    sizes = {str(level): scale.sweep for level, scale in SCALES.items()}
+    rows = [
+        "## Power of the sweep\n",
+        "The sweep alone, with the fault in every request: how many replies were wrong, and so how often it meets a fault that",
+        f"touches 5% of requests at the quick level ({sizes['quick']} replies), 1% at the standard level ({sizes['standard']})",
+        f"and 0.2% at the deep level ({sizes['deep']}). The other probes come on top.\n",
+        "| fault | replies wrong | quick, 5% | standard, 1% | deep, 0.2% |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for fault in dict.fromkeys(boot.fault for boot in boots):
+        counts = [boot.flagged[SWEEP] for boot in boots if boot.fault == fault and SWEEP in boot.flagged]
+        bad, looked = sum(c[0] for c in counts), sum(c[1] for c in counts)
+        seen = bad / looked if looked else 0.0
+        chances = (
+            power.chance(sizes[level], share * seen) for level, share in (("quick", 0.05), ("standard", 0.01), ("deep", 0.002))
+        )
+        rows.append(f"| {fault} | {bad} of {looked} | {' | '.join(f'{chance:.1%}' for chance in chances)} |")
+    return "\n".join(rows) + "\n"
+
+
 def sensitivities(boots: Iterable[Boot]) -> dict[str, tuple[float, int]]:
     """Probe -> (share of replies it flagged where a text fault touched every request, boots it rests on)."""
     shares: dict[str, list[float]] = {}
     for boot in boots:
         if boot.fault in TEXT:
             for probe, (bad, looked) in boot.flagged.items():
-                if looked:
+                if looked and (probe == SWEEP) == (boot.level == SWEEP):
                     shares.setdefault(probe, []).append(bad / looked)
     return {probe: (fmean(found), len(found)) for probe, found in sorted(shares.items())}
 

@@ -31,6 +31,11 @@ def replies_needed(share: float, sensitivity: float = 1.0) -> int:
     return 1 if seen >= 1 - RISK else math.ceil(math.log(RISK) / math.log1p(-seen) - 1e-9)
 
 
+def chance(replies: int, share: float) -> float:
+    """How likely `replies` of them show a fault at least once that shows in `share` of replies."""
+    return -math.expm1(replies * math.log1p(-share)) if share < 1 else 1.0
+
+
 def smallest_share(replies: int, sensitivity: float = 1.0) -> float:
     """The smallest share of corrupt replies that this many clean ones rule out at 95 %; 1.0 when none is."""
     _check(sensitivity, "sensitivity")
@@ -56,10 +61,11 @@ def sentence(replies: int, by: Sensitivity | None) -> str:
         return "no reply was scored on this boot: nothing is ruled out"
     share = smallest_share(replies, by.share)
     how = "measured" if by.measured else "assumed"
-    return (
-        f"no divergence in {replies} replies on this boot: rules out, at 95 %, faults that show in more than "
-        f"{percent(share)} of replies ({by.probe}, {how} sensitivity {percent(by.share)}; one boot is a sample of one)"
-    )
+    rest = f"({by.probe}, {how} sensitivity {percent(by.share)}; one boot is a sample of one)"
+    clean = f"no divergence in {replies} replies on this boot"
+    if share >= 1:
+        return f"{clean}: too few to rule anything out {rest}"
+    return f"{clean}: rules out, at 95 %, faults that show in more than {percent(share)} of replies {rest}"
 
 
 def percent(share: float) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from ddtree_engine.faults import parse_fault
 
-from ddops.prove.detection_table import CASES
+from ddops.prove.detection_table import CASES, rare
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *rare("quick"), *rare("standard")])
 def test_the_engine_knows_the_fault(case: str) -> None:
     assert parse_fault(case)
 

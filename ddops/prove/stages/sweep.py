@@ -63,9 +63,8 @@ def sweep_stage(bench: Bench) -> list[Evidence]:
 
 def staircase(count: int, top: int) -> list[int]:
     """Requests in flight while each of `count` is sent: from 1 up to `top` and down to 1 again."""
-    half = (count + 1) // 2
-    up = [1 + i * (top - 1) // max(1, half - 1) for i in range(half)]
-    return [*up, *reversed(up)][:half] + list(reversed(up))[: count - half]
+    half = max(1, (count - 1) // 2)
+    return [1 + (top - 1) * min(i, count - 1 - i) // half for i in range(count)]
 
 
 def _block(bench: Bench, swept: _Swept, before: Sequence[Turn], left: int) -> list[Turn]:
