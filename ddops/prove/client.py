@@ -6,44 +6,34 @@ reply, by the stall limit or by its deadline. What an engine cannot answer is `U
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddops.prove import dialects
+from ddops.prove import bodies, dialects
 from ddops.prove.dialects import DIALECTS, Dialect, ServerFacts
+from ddops.prove.replies import Assembler, choice_of, reply_of, scored_native, scored_openai
+from ddops.prove.transport import DEFAULT_LIMITS, Limits, Transport
 from ddops.prove.wire import (
     Ask,
-    Assembler,
     Broken,
     Busy,
+    Denied,
     EngineError,
-    Gone,
-    Hung,
     Malformed,
+    Rejected,
     Reply,
     Scores,
     Unsupported,
-    choice_of,
-    event_of,
-    raise_error_body,
-    raise_status,
-    reply_of,
-    scored_native,
-    scored_openai,
 )
 
 if TYPE_CHECKING:
     import httpx
 
+_ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0, "top_p": 1.0}
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    request_seconds: float = 120.0
-    stall_seconds: float = 30.0
+__all__ = ["EngineClient", "Limits", "chatml", "identify"]
 
 
 class EngineClient:
@@ -56,24 +46,34 @@ class EngineClient:
         *,
         api_key: str | None = None,
         model: str | None = None,
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         kind = str(getattr(profile, "kind", profile))
         if kind not in DIALECTS:
             raise ValueError(f"engine kind {kind!r} is not one of {', '.join(DIALECTS)}")
-        self.http = http
+        self.transport = Transport(http, api_key, limits)
         self.dialect: Dialect = DIALECTS[kind]
-        self.limits = limits
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._model = model
         self._facts: ServerFacts | None = None
-        self._render: Callable[[Ask], str] | None = None
+        self._unknown: frozenset[str] = frozenset()  # fields of ours that this server does not take
+
+    @property
+    def http(self) -> httpx.Client:
+        return self.transport.http
+
+    @property
+    def limits(self) -> Limits:
+        return self.transport.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self.transport.limits = limits
 
     # ---- asking
 
     def ask(self, ask: Ask) -> Reply:
         """Send one request and wait for its whole reply. Raises EngineError's kinds; a full queue is waited out."""
-        deadline = time.monotonic() + self.limits.request_seconds
+        deadline = self.transport.deadline()
         pause = 0.05
         while True:
             try:
@@ -86,58 +86,32 @@ class EngineClient:
 
     def _once(self, ask: Ask, deadline: float) -> Reply:
         path, body = self._body(ask)
+        try:
+            reply = self._send(ask, path, body, deadline)
+        except Rejected as refusal:
+            slim = bodies.plain(body, self.dialect, str(refusal))
+            if slim is None:
+                raise
+            reply = self._send(ask, path, slim, deadline)
+            self._unknown |= body.keys() - slim.keys()  # it was these fields: they are left out from now on
+        if ask.mode is not None and not reply.cancelled and reply.meta.mode != ask.mode:
+            raise Unsupported(f"the engine ignored `speculative`: it was asked for {ask.mode} and does not say that it did so")
+        return reply
+
+    def _send(self, ask: Ask, path: str, body: dict[str, Any], deadline: float) -> Reply:
         started = time.monotonic()
-        if ask.stream or ask.cancel_after_chunks:
-            return _assemble(ask, self._events(path, body, deadline), started)
-        raw = self._json("POST", path, body, deadline=deadline)
+        if ask.streamed:
+            return _assemble(ask, self.transport.events(path, body, deadline), started)
+        raw = self.transport.json("POST", path, body, deadline=deadline)
         return reply_of(ask, raw, started, time.monotonic() - started)
 
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
         if ask.mode is not None and not self.dialect.spec_switch:
             raise Unsupported(f"{self.dialect.kind} cannot switch speculation per request")
-        if ask.messages:
-            return "/v1/chat/completions", self._openai(ask) | {
-                "messages": [{"role": r, "content": c} for r, c in ask.messages]
-            }
-        if self.dialect.native:
-            return "/generate", self._native(ask)
-        return "/v1/completions", self._openai(ask) | {"prompt": list(ask.ids) if ask.ids else ask.text}
-
-    def _openai(self, ask: Ask) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self.model,
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "max_tokens": ask.max_tokens,
-        }
-        body |= self.dialect.chat_meta | _stream_options(ask)
-        if ask.seed is not None:
-            body["seed"] = ask.seed
-        if ask.mode is not None:
-            body["speculative"] = ask.mode
-        if ask.ignore_eos:
-            body["ignore_eos"] = True
-        if ask.top_logprobs:
-            chat = {"logprobs": True, "top_logprobs": ask.top_logprobs}
-            body |= chat if ask.messages else {"logprobs": ask.top_logprobs}
-        return body | ask.extra
-
-    def _native(self, ask: Ask) -> dict[str, Any]:
-        params: dict[str, Any] = {
-            "temperature": ask.temperature,
-            "top_p": ask.top_p,
-            "max_new_tokens": ask.max_tokens,
-            "ignore_eos": ask.ignore_eos,
-        }
-        if ask.seed is not None:
-            params["sampling_seed"] = ask.seed
-        body: dict[str, Any] = {"input_ids": list(ask.ids)} if ask.ids else {"text": ask.text}
-        body |= {"sampling_params": params, "stream": bool(ask.stream or ask.cancel_after_chunks)}
-        if ask.mode is not None:
-            body["speculative"] = ask.mode
-        if ask.top_logprobs:
-            body |= {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": ask.top_logprobs}
-        return body | ask.extra
+        if self.dialect.native and not ask.messages:
+            return "/generate", bodies.native(ask)
+        path = "/v1/chat/completions" if ask.messages else "/v1/completions"
+        return path, bodies.openai(ask, self.dialect, self.model, self._unknown)
 
     # ---- scoring
 
@@ -153,15 +127,8 @@ class EngineClient:
         return self._score_openai(tuple(ids), start, top)
 
     def _score_native(self, ids: tuple[int, ...], start: int, top: int, first: int) -> Scores:
-        body = {
-            "input_ids": list(ids),
-            "return_logprob": True,
-            "logprob_start_len": first,
-            "top_logprobs_num": top,
-            "sampling_params": {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 0},
-            "stream": False,
-        }
-        raw = self._json("POST", "/generate", body)
+        body = bodies.scoring(ids, first, top)
+        raw = self.transport.json("POST", "/generate", body)
         info = raw.get("meta_info")
         if not isinstance(info, Mapping) or not isinstance(info.get("input_token_logprobs"), list):
             raise Unsupported("the engine returned no input_token_logprobs")
@@ -175,15 +142,8 @@ class EngineClient:
         return Scores(start, tuple(tail), dialects.meta(info).cached_tokens)
 
     def _score_openai(self, ids: tuple[int, ...], start: int, top: int) -> Scores:
-        body = {
-            "model": self.model,
-            "prompt": list(ids),
-            "max_tokens": 1,
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "prompt_logprobs": top,
-        }
-        raw = self._json("POST", "/v1/completions", body)
+        body = {"model": self.model, "prompt": list(ids), "prompt_logprobs": top, **_ONE_TOKEN}
+        raw = self.transport.json("POST", "/v1/completions", body)
         choice = choice_of(raw)
         listed = choice.get("prompt_logprobs") or raw.get("prompt_logprobs")
         if not isinstance(listed, list) or len(listed) != len(ids):
@@ -195,11 +155,8 @@ class EngineClient:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Ids of raw text (no special tokens added). Raises Unsupported where the engine does not say."""
-        body: dict[str, Any] = {"prompt": text}
-        if self.dialect.kind != "ddtree":
-            body |= {"add_special_tokens": False, "model": self.model}
         try:
-            return self._tokens(body)
+            return self._tokens({"prompt": text, "content": text} if self.dialect.kind == "openai" else {"prompt": text})
         except Unsupported:
             if not self.dialect.native:
                 raise
@@ -207,30 +164,28 @@ class EngineClient:
 
     def _ids_by_scoring(self, text: str) -> tuple[int, ...]:
         """Ids of a text as the engine lists them beside their scores, for versions without /tokenize."""
-        params = {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 0}
-        body = {"text": text, "return_logprob": True, "logprob_start_len": 0, "sampling_params": params}
-        info = self._json("POST", "/generate", body).get("meta_info")
+        info = self.transport.json("POST", "/generate", bodies.scoring(text, 0, 0)).get("meta_info")
         pairs = info.get("input_token_logprobs") if isinstance(info, Mapping) else None
         if not isinstance(pairs, list) or not pairs:
             raise Unsupported("the engine has no /tokenize and lists no ids")
         return tuple(scored_native(p, None).token for p in pairs)
 
     def _tokens(self, body: dict[str, Any]) -> tuple[int, ...]:
-        raw = self._json("POST", "/tokenize", body)
-        found = dialects.ids(raw, ("tokens", "token_ids", "ids", "input_ids"))
-        if found is None:
+        found = dialects.ids(self._text_call("/tokenize", body | self.dialect.tokenize), ("tokens", "token_ids", "ids"))
+        if not found:
             raise Unsupported("/tokenize returned no ids")
         return found
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        body: dict[str, Any] = {"tokens": list(ids)}
-        if self.dialect.kind != "ddtree":
-            body["model"] = self.model
-        raw = self._json("POST", "/detokenize", body)
-        text = dialects.first(raw, ("text", "prompt"))
+        """The text of ids. Raises Unsupported where the engine does not say."""
+        text = dialects.first(self._text_call("/detokenize", {"tokens": list(ids)}), ("text", "prompt", "content"))
         if not isinstance(text, str):
             raise Unsupported("/detokenize returned no text")
         return text
+
+    def _text_call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        named = {} if self.dialect.kind == "ddtree" else {"model": self.model}
+        return self.transport.json("POST", path, body | named)
 
     def prompt_ids(self, reply: Reply) -> tuple[int, ...]:
         """The ids a reply's prompt became. Raises Unsupported when they cannot be known for certain."""
@@ -244,19 +199,18 @@ class EngineClient:
         return self._chat_ids(ask, reply)
 
     def _chat_ids(self, ask: Ask, reply: Reply) -> tuple[int, ...]:
-        messages = [{"role": r, "content": c} for r, c in ask.messages]
-        ways: tuple[Callable[[], tuple[int, ...]], ...] = (
-            lambda: self._tokens(
-                {"messages": messages, "add_generation_prompt": True}
-                | ({"model": self.model} if self.dialect.kind == "vllm" else {})
-            ),
-            lambda: self.tokenize(chatml(ask.messages)),
-        )
-        for way in ways:
+        chat = {"messages": [{"role": r, "content": c} for r, c in ask.messages], **self.dialect.tokenize_chat}
+        kwargs = ask.extra.get("chat_template_kwargs")
+        try:
+            return self._counted(self._tokens(chat | ({"chat_template_kwargs": kwargs} if kwargs else {})), reply)
+        except (Unsupported, Broken):
+            pass
+        # ChatML is a guess, so it counts only when the engine's own count confirms it.
+        if reply.meta.prompt_tokens is not None and not kwargs:
             try:
-                return self._counted(way(), reply)
+                return self._counted(self.tokenize(chatml(ask.messages)), reply)
             except (Unsupported, Broken):
-                continue
+                pass
         raise Unsupported("the engine does not say which ids a chat prompt became")
 
     @staticmethod
@@ -270,15 +224,15 @@ class EngineClient:
 
     @property
     def model(self) -> str:
+        """The served model's name: the one given, else the only one (adapters of it left out) that the engine lists.
+
+        Raises Unsupported when it must be given.
+        """
         if self._model is None:
-            listed = self._json("GET", "/v1/models").get("data")
-            named = (
-                [m["id"] for m in listed if isinstance(m, Mapping) and isinstance(m.get("id"), str)]
-                if isinstance(listed, list)
-                else []
-            )
-            if not named:
-                raise Malformed("/v1/models names no model")
+            named = dialects.model_names(self.transport.maybe("/v1/models"))
+            if len(named) != 1:
+                found = f"serves {', '.join(named[:6])}" if named else "names no model at /v1/models"
+                raise Unsupported(f"the engine {found}: say which one is meant")
             self._model = named[0]
         return self._model
 
@@ -290,26 +244,28 @@ class EngineClient:
 
     def _read_facts(self) -> ServerFacts:
         for path in self.dialect.info:
-            try:
-                return dialects.server_facts(self._json("GET", path))
-            except Unsupported:
-                continue
+            if (found := self.transport.maybe(path)) is not None:
+                return dialects.server_facts(found)
+        facts = dialects.server_facts(dialects.first_model(self.transport.maybe("/v1/models")))
+        if self.dialect.kind != "vllm":
+            return facts
         try:
-            listed = self._json("GET", "/v1/models").get("data")
+            return dialects.with_vllm_metrics(facts, self._metrics_text())
         except Unsupported:
-            return ServerFacts()
-        entry = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], Mapping) else None
-        return dialects.server_facts(entry)
+            return facts
 
     def metrics(self) -> dict[str, float]:
         """Sums by metric name. Raises Unsupported where there is no /metrics."""
-        return dialects.metrics(self._bytes("GET", "/metrics", None, self._deadline()).decode("utf-8", "replace"))
+        return dialects.metrics(self._metrics_text())
+
+    def _metrics_text(self) -> str:
+        return self.transport.raw("GET", "/metrics").decode("utf-8", "replace")
 
     def flush(self) -> None:
         """Empty the prefix cache. Raises Unsupported where the engine has no such call."""
         for path in self.dialect.flush:
             try:
-                self._bytes("POST", path, {}, self._deadline())
+                self.transport.raw("POST", path, {})
                 return
             except Unsupported:
                 continue
@@ -320,89 +276,47 @@ class EngineClient:
         return self.facts(again=True).raw or None
 
     def healthy(self, *, timeout: float = 5.0) -> bool:
-        """Whether `/health` answers 200, asked once."""
+        """Whether `/health` answers 200, asked once. A server of an unknown kind may lack it: its model list counts then."""
+        deadline = time.monotonic() + timeout
+        for path in ("/health", "/v1/models") if self.dialect.kind == "openai" else ("/health",):
+            try:
+                self.transport.raw("GET", path, deadline=deadline)
+                return True
+            except Unsupported:
+                continue
+            except EngineError:
+                return False
+        return False
+
+    def answers(self, *, timeout: float = 10.0) -> bool:
+        """Whether one real token can be generated. It says nothing about whether the token is right."""
         try:
-            self._bytes("GET", "/health", None, time.monotonic() + timeout)
+            self._once(Ask.user("What is 1 + 1?", max_tokens=1), time.monotonic() + timeout)
         except EngineError:
             return False
         return True
 
-    def answers(self, *, timeout: float = 10.0) -> bool:
-        """Whether one real token can be generated. It says nothing about whether the token is right."""
-        deadline = time.monotonic() + timeout
-        try:
-            return self._once(Ask.user("What is 1 + 1?", max_tokens=1), deadline).finish != "abort"
-        except EngineError:
-            return False
 
-    # ---- transport
+def identify(http: httpx.Client, *, api_key: str | None = None, seconds: float = 10.0) -> str:
+    """Which dialect the server behind `http` speaks: ddtree, sglang, vllm, or openai for any other.
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self.limits.request_seconds
-
-    def _json(self, method: str, path: str, body: Any = None, *, deadline: float | None = None) -> dict[str, Any]:
-        data = self._bytes(method, path, body, self._deadline() if deadline is None else deadline)
-        try:
-            raw = json.loads(data)
-        except (ValueError, RecursionError):
-            raise Malformed(f"{path} did not answer JSON: {data[:80]!r}") from None
-        if not isinstance(raw, dict):
-            raise Malformed(f"{path} did not answer an object")
-        raise_error_body(raw)
-        return raw
-
-    def _bytes(self, method: str, path: str, body: Any, deadline: float) -> bytes:
-        return b"".join(self._stream(method, path, body, deadline))
-
-    def _stream(self, method: str, path: str, body: Any, deadline: float) -> Iterator[bytes]:
-        import httpx
-
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Hung(f"{path}: no time left")
-        # An unstreamed reply comes when it is complete: silence is allowed up to the deadline.
-        streamed = isinstance(body, Mapping) and body.get("stream")
-        read = min(left, self.limits.stall_seconds) if streamed else left
-        timeout = httpx.Timeout(left, connect=min(left, 10.0), read=read, pool=left)
-        try:
-            with self.http.stream(method, path, json=body, headers=self._headers, timeout=timeout) as response:
-                if response.status_code >= 400:
-                    raise_status(path, response.status_code, response.read())
-                for data in response.iter_bytes():
-                    yield data
-                    if time.monotonic() > deadline:
-                        raise Hung(f"{path}: not finished after {self.limits.request_seconds:g} s")
-        except httpx.TimeoutException as exc:
-            raise Hung(f"{path}: silent for {read:.0f} s ({type(exc).__name__})") from exc
-        except httpx.TransportError as exc:
-            raise Gone(f"{path}: {str(exc) or type(exc).__name__}") from exc
-
-    def _events(self, path: str, body: dict[str, Any], deadline: float) -> Generator[dict[str, Any], None, None]:
-        """The JSON events of a server-sent stream. A stream that ends without [DONE] was cut."""
-        buffer = b""
-        for data in self._stream("POST", path, body | {"stream": True}, deadline):
-            buffer += data
-            *lines, buffer = buffer.split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue
-                event = line[5:].strip()
-                if event == b"[DONE]":
-                    return
-                yield event_of(event)
-        raise Gone(f"{path}: the stream ended without its end mark")
+    Raises Denied when it wants a key, and what the transport raises when nothing answers.
+    """
+    transport = Transport(http, api_key, Limits(seconds, seconds))
+    info = next((found for path in DIALECTS["sglang"].info if (found := transport.maybe(path)) is not None), None)
+    try:
+        models = transport.json("GET", "/v1/models")
+    except Denied:
+        raise
+    except (Unsupported, Malformed):
+        models = None
+    return dialects.kind_of(info, models)
 
 
 def chatml(messages: Sequence[tuple[str, str]]) -> str:
     """The ChatML prompt text of a conversation, ready for the assistant's turn."""
     turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
     return f"{turns}<|im_start|>assistant\n"
-
-
-def _stream_options(ask: Ask) -> dict[str, Any]:
-    if not (ask.stream or ask.cancel_after_chunks):
-        return {"stream": False}
-    return {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def _assemble(ask: Ask, events: Generator[dict[str, Any], None, None], started: float) -> Reply:

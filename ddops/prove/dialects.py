@@ -8,22 +8,33 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What one kind of engine can be asked. `native`: it has /generate with token ids in and out."""
+    """What one kind of engine can be asked. `native`: it has /generate with token ids in and out.
+
+    `whole_meta` and `stream_meta` are what to add to an OpenAI request so that the reply carries ids and numbers, and
+    `score_meta` so that its log-probabilities name tokens by id. They change nothing of what is generated: an engine
+    that does not know them is asked again without.
+    """
 
     kind: str
-    native: bool
-    spec_switch: bool  # speculation can be chosen per request
-    keyed_noise: bool  # T>0 output depends on (seed, position) only
-    chat_meta: dict[str, Any] = field(default_factory=dict)  # what to add to a chat request to get ids and numbers
+    native: bool = False
+    spec_switch: bool = False  # speculation can be chosen per request
+    keyed_noise: bool = False  # T>0 output depends on (seed, position) only
+    whole_meta: dict[str, Any] = field(default_factory=dict)
+    stream_meta: dict[str, Any] = field(default_factory=dict)
+    score_meta: dict[str, Any] = field(default_factory=dict)
+    tokenize: dict[str, Any] = field(default_factory=dict)  # added to every /tokenize
+    tokenize_chat: dict[str, Any] = field(default_factory=dict)  # added to /tokenize of messages
     flush: tuple[str, ...] = ()
     info: tuple[str, ...] = ()
 
+
+_SGLANG = {"return_output_ids_in_sglext": True, "return_input_ids_in_sglext": True, "return_spec_tokens_details": True}
 
 DIALECTS = {
     d.kind: d
@@ -33,30 +44,67 @@ DIALECTS = {
             native=True,
             spec_switch=True,
             keyed_noise=True,
-            chat_meta={"return_meta_info": True},
+            whole_meta={"return_meta_info": True},
+            stream_meta={"return_meta_info": True},
+            tokenize_chat={"add_generation_prompt": True},
             flush=("/flush_cache",),
             info=("/server_info", "/get_server_info"),
         ),
         Dialect(
             "sglang",
             native=True,
-            spec_switch=False,
-            keyed_noise=False,
-            chat_meta={"return_meta_info": True},
+            # A stream with return_meta_info is refused, and meta_info on a chat holds no ids: both are told apart from it.
+            whole_meta={"return_meta_info": True} | _SGLANG,
+            stream_meta=_SGLANG,
+            tokenize={"add_special_tokens": False},
             flush=("/flush_cache",),
             info=("/server_info", "/get_server_info"),
         ),
         Dialect(
             "vllm",
-            native=False,
-            spec_switch=False,
-            keyed_noise=False,
-            chat_meta={"return_token_ids": True},
+            whole_meta={"return_token_ids": True},
+            stream_meta={"return_token_ids": True},
+            score_meta={"return_tokens_as_token_ids": True},
+            tokenize={"add_special_tokens": False},
+            tokenize_chat={"add_generation_prompt": True},
             flush=("/reset_prefix_cache",),
-            info=(),
+        ),
+        # Any server with OpenAI's chat: what it can do beyond that shows in its replies. `content`: llama.cpp's name.
+        Dialect(
+            "openai",
+            whole_meta={"return_token_ids": True},
+            stream_meta={"return_token_ids": True},
+            score_meta={"return_tokens_as_token_ids": True},
+            tokenize={"add_special_tokens": False},
         ),
     )
 }
+
+
+def kind_of(info: Mapping[str, Any] | None, models: Mapping[str, Any] | None) -> str:
+    """Which dialect a server speaks, from its /server_info and /v1/models as far as it has them."""
+    if info and isinstance(info.get("ddtree"), Mapping):
+        return "ddtree"
+    nested = info.get("server_args") if info else None
+    said = {**(nested if isinstance(nested, Mapping) else {}), **(info or {})}
+    if "speculative_algorithm" in said or "tp_size" in said:
+        return "sglang"
+    owners = {entry.get("owned_by") for entry in _listed(models)}
+    return next((kind for kind in ("vllm", "sglang") if kind in owners), "openai")
+
+
+def _listed(models: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    data = (models or {}).get("data")
+    return [m for m in data if isinstance(m, Mapping)] if isinstance(data, list) else []
+
+
+def first_model(models: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    return next(iter(_listed(models)), None)
+
+
+def model_names(models: Mapping[str, Any] | None) -> list[str]:
+    """Ids of the served models; an adapter names its base as `parent` and is not one of them."""
+    return [str(m["id"]) for m in _listed(models) if isinstance(m.get("id"), str) and not m.get("parent")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +121,11 @@ class SpecNumbers:
 
 _PASSES = ("spec_verify_ct", "spec_verify_count", "spec_num_verify", "num_verify_passes", "spec_decode_num_drafts")
 _LENGTH = ("spec_accept_length", "avg_spec_accept_length", "accept_length", "mean_acceptance_length")
+_MAX_RUNNING = ("max_running_requests", "effective_max_running_requests_per_dp")
 _COMPLETION = ("completion_tokens", "output_tokens", "num_output_tokens")
 _PROMPT = ("prompt_tokens", "input_tokens", "num_prompt_tokens")
 _CACHED = ("cached_tokens", "num_cached_tokens", "cached_prompt_tokens")
-_IDS = ("output_ids", "output_token_ids", "token_ids", "completion_token_ids")
+_IDS = ("output_ids", "output_token_ids", "token_ids", "response_token_ids", "completion_token_ids")
 
 
 def first(source: Mapping[str, Any] | None, names: Iterable[str]) -> Any:
@@ -116,6 +165,7 @@ class Meta:
     cached_tokens: int | None = None
     verify_passes: int | None = None
     accept_length: float | None = None
+    mode: str | None = None  # off | chain | tree: how this request was decoded
 
 
 def meta(*sources: Mapping[str, Any] | None) -> Meta:
@@ -136,6 +186,7 @@ def meta(*sources: Mapping[str, Any] | None) -> Meta:
         cached_tokens=cached,
         verify_passes=pick(whole, _PASSES),
         accept_length=pick(number, _LENGTH),
+        mode=pick(lambda s, names: v if isinstance(v := first(s, names), str) else None, ("speculative",)),
     )
 
 
@@ -165,23 +216,36 @@ def metrics(text: str) -> dict[str, float]:
     return sums
 
 
-# (passes, committed tokens, committed counts the passes' own token already)
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Names of the counters that together give the acceptance, and what must be added or taken off first."""
+
+    passes: str
+    tokens: str
+    bonus: bool = False  # tokens leave out the one that a pass always yields
+    firsts: str = ""  # requests, whose first tokens came from prefill and are among the tokens
+
+
 _COUNTERS = (
-    ("ddtree:verify_passes_total", "ddtree:committed_tokens_total", True),
-    ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total", False),
-    ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens", False),
-    ("sglang:spec_verify_ct_total", "sglang:spec_committed_tokens_total", True),
+    Counters("ddtree:verify_passes_total", "ddtree:committed_tokens_total"),
+    Counters("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total", bonus=True),
+    Counters("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens", bonus=True),
+    Counters("sglang:spec_verify_calls_total", "sglang:generation_tokens_total", firsts="sglang:num_requests_total"),
 )
 
 
 def speculation_between(before: Mapping[str, float], after: Mapping[str, float]) -> SpecNumbers | None:
     """Counters by difference, so that what happened before the probes does not count."""
-    for passes_name, tokens_name, whole_count in _COUNTERS:
-        if passes_name in after and tokens_name in after:
-            passes = after[passes_name] - before.get(passes_name, 0.0)
-            tokens = after[tokens_name] - before.get(tokens_name, 0.0)
+
+    def grown(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    for names in _COUNTERS:
+        if names.passes in after and names.tokens in after:
+            passes = grown(names.passes)
+            tokens = grown(names.tokens) + (passes if names.bonus else 0.0) - (grown(names.firsts) if names.firsts else 0.0)
             if passes > 0 and tokens >= 0:
-                return SpecNumbers(passes, tokens if whole_count else tokens + passes)
+                return SpecNumbers(passes, tokens)
     return None
 
 
@@ -236,9 +300,22 @@ def server_facts(raw: Mapping[str, Any] | None) -> ServerFacts:
         algorithm="NONE" if algorithm is None and "speculative_algorithm" in merged else (algorithm or None),
         budget=whole(merged, ("speculative_ddtree_budget",)),
         block_size=whole(merged, ("speculative_dflash_block_size", "speculative_num_draft_tokens")),
-        max_running=whole(merged, ("max_running_requests",)) or whole(state, ("max_running_requests",)),
+        max_running=whole(merged, ("max_running_requests",)) or whole(state, _MAX_RUNNING),
         context_length=whole(merged, ("context_length", "max_model_len")),
         dtype=text.get("dtype"),
         accept_length=number(state, _LENGTH),
         raw=dict(raw),
     )
+
+
+_POSITION = re.compile(r'^vllm:spec_decode_num_accepted_tokens_per_pos(?:_total)?\{[^}]*position="(\d+)"', re.MULTILINE)
+
+
+def with_vllm_metrics(facts: ServerFacts, text: str) -> ServerFacts:
+    """What vLLM's metrics tell beside its model list: it has counters of drafting from the start, or does not draft."""
+    if not re.search(r"^vllm:", text, re.MULTILINE):
+        return facts  # started with --disable-log-stats, or not vLLM
+    if not re.search(r"^vllm:spec_decode_", text, re.MULTILINE):
+        return replace(facts, algorithm="NONE")
+    drafted = max((int(p) + 1 for p in _POSITION.findall(text)), default=0)
+    return replace(facts, block_size=drafted + 1) if drafted else facts

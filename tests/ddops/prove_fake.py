@@ -83,6 +83,7 @@ class Lies:
     reasoning: bool = False
     wrong_model: bool = False  # the model itself answers wrongly: prefill agrees
     sampled_off: bool = False  # above T=0, speculation changes the tokens
+    ignores_mode: bool = False  # `speculative` is not looked at
     nonsense: bool = False  # replies that are not the protocol
 
 
@@ -198,7 +199,7 @@ class FakeEngine:
         if self.lies.token_seconds:
             time.sleep(self.lies.token_seconds * len(ids))
         finish = "stop" if ids and ids[-1] == END else "length"
-        meta = self._meta(prompt, ids, passes, finish)
+        meta = self._meta(prompt, ids, passes, finish) | ({"speculative": self._mode(body)} if self.kind == "ddtree" else {})
         if body.get("stream"):
             return httpx.Response(200, content=self._events(ids, meta, passes, native, wrong_stream, endless))
         text = decode(ids)
@@ -292,7 +293,7 @@ class FakeEngine:
 
     def _decode(self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int) -> tuple[list[int], str | None]:
         text = self.true_answer(prompt)
-        mode = body.get("speculative") or {"DDTREE": "tree", "DFLASH": "chain"}.get(self.algorithm, "off")
+        mode = self._mode(body)
         lying = self._lies_now(mode)
         kind = self.lies.kind if lying else ""
         wrong_stream: str | None = None
@@ -320,6 +321,10 @@ class FakeEngine:
             case "drop_in_stream":
                 wrong_stream = ""
         return ids[:limit], wrong_stream
+
+    def _mode(self, body: dict[str, Any]) -> str:
+        own = {"DDTREE": "tree", "DFLASH": "chain"}.get(self.algorithm, "off")
+        return own if self.lies.ignores_mode else str(body.get("speculative") or own)
 
     def _lies_now(self, mode: str) -> bool:
         lies = self.lies
