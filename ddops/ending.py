@@ -5,6 +5,8 @@ Every trial ends in one of these, whatever stopped it; transaction.py is the way
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -114,13 +116,17 @@ class Ending(Ground):
             means = "the unit was taken away again; there was none before"
             return Outcome(self.name, end.result, what, means, facts=facts, exit_override=end.exit_override)
         stands = plan.verification(observed)
-        if stands.verified:
+        if stands.entry is not None and stands.verified:
+            with self._on_record():
+                self.reaffirm(stands.entry, why="untouched by a trial that was undone")
             return self._back(end, change, stands.text, facts)
         before, settings = self.running(observed)
         self.taken.clear()  # from here on the guard has nothing more to take
         with self.step("prove the restored configuration"):
             broken, found = self.prove_current(before, settings, observed)
         if found is None or broken:
+            with self._on_record():
+                self._not_restored(before, found, broken)
             return Outcome(
                 self.name,
                 Result.RESTORE_FAILED,
@@ -129,12 +135,25 @@ class Ending(Ground):
                 hint=f"ddops status --host {self.name}; take it out of service",
                 facts=facts,
             )
-        try:
+        with self._on_record():
             self.record(Kind.VERIFIED, before.digest, found, why="restored after an undo")
-        except (Refused, RemoteFailed) as problem:  # it is proven all the same; a full disk forgets it
-            self.warn(f"that it is proven could not be recorded on the host: {problem.what}")
         facts["restored"] = found.verdict.to_dict(replay=False)
         return self._back(end, change, f"{settings.describe()}, proven again: {found.verdict.why}", facts)
+
+    @contextmanager
+    def _on_record(self) -> Iterator[None]:
+        """What was found stays true when a full disk forgets it."""
+        try:
+            yield
+        except (Refused, RemoteFailed) as problem:
+            self.warn(f"what was found could not be recorded on the host: {problem.what}")
+
+    def _not_restored(self, before: Unit, found: Proof | None, broken: str) -> None:
+        entry = self.entry(Kind.FAILED, before.digest, why=broken)
+        if found is not None:
+            entry = self.proof_entry(Kind.FAILED, before.digest, found, why=broken)
+            self.keep_evidence(found)
+        self.agent.record(replace(entry, extra={"restored": True}))
 
     def _back(self, end: Undo, change: Change, restored: str, facts: dict[str, Any]) -> Outcome:
         if change.revoke and end.exit_override is None:
@@ -154,7 +173,7 @@ class Ending(Ground):
         """Known-bad is only what a verdict or a death says of the configuration, never a fault of the host."""
         if end.proof is None and not end.known_bad:
             return
-        try:
+        with self._on_record():
             key = end.proof.key if end.proof else plan.key(self.config, change.settings, self.agent.look(), None)
             entry = self.entry(
                 Kind.FAILED,
@@ -168,8 +187,6 @@ class Ending(Ground):
             self.agent.record(entry)
             if end.proof is not None:
                 self.keep_evidence(end.proof)
-        except (Refused, RemoteFailed) as problem:
-            self.warn(f"the failure could not be recorded on the host: {problem.what}")
 
     # ================================================================ ends that are not seen from here
     def unknown(self, lost: DdopsError) -> Outcome:

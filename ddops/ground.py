@@ -150,6 +150,8 @@ class Ground:
         """
         if not observed.unit.running and observed.unit.active_state != "activating":
             return f"the unit is {observed.unit.active_state} ({observed.unit.result})", None
+        if observed.unit.running and (stale := plan.stale(observed)):
+            return f"it was not started from the unit in /etc: {'; '.join(stale)}", None
         state = self.ready(observed.unit.invocation_id, trial=False)
         if not isinstance(state, readiness.Ready):
             return getattr(state, "why", "the unit was taken by another run"), None
@@ -174,6 +176,11 @@ class Ground:
         """Put a verdict on the host's record, with its evidence in full beside it."""
         self.agent.record(self.proof_entry(kind, digest, found, why=why))
         self.keep_evidence(found)
+
+    def reaffirm(self, proven: Entry, *, why: str) -> None:
+        """Put on record that a proof stands: what it proved was not touched by what happened since."""
+        again = self.entry(Kind.VERIFIED, proven.digest, why=why)
+        self.agent.record(replace(proven, kind=again.kind, run=again.run, time=again.time, by=again.by, why=why))
 
     def proof_entry(self, kind: Kind, digest: str, found: Proof, *, why: str) -> Entry:
         return self.entry(

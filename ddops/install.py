@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 import tarfile
 import zipfile
@@ -143,37 +142,11 @@ def put_release(agent: Agent, release: Release) -> bool:
     return result.stdout.strip() == b"installed"
 
 
-def check_python(agent: Agent, journal: Journal) -> None:
-    """Can the host's own Python run the engine?
-
-    Raises:
-        Refused: it cannot; says what is missing and the command that makes such a Python.
-    """
-    engine = agent.config.engine
-    command = commands.python_check(engine.python, f"{engine.releases_dir}/{engine.release}")
-    result = agent.remote.run(command.argv, deadline=command.deadline_seconds, sudo=False)
-    try:
-        report = json.loads(result.stdout.decode(errors="replace"))
-    except ValueError:
-        report = {"ok": False, "missing": [result.stderr.decode(errors="replace").strip()[-200:]]}
-    if report.get("ok"):
-        text = f"{engine.python}: Python {report.get('python')}, torch {report.get('torch')}"
-        journal.emit("python", host=agent.config.name, text=text, report=report)
-        return
-    missing = ", ".join(str(item) for item in report.get("missing", [])) or f"exit status {result.status}"
-    raise Refused(
-        f"{agent.config.name}: {engine.python} cannot run the engine: {missing}",
-        means="the engine uses the host's own Python; nothing was started",
-        hint="python3 -m venv /opt/ddtree/python && /opt/ddtree/python/bin/pip install torch numpy safetensors "
-        "tokenizers jinja2 starlette uvicorn prometheus-client pydantic; then engine.python: /opt/ddtree/python/bin/python",
-    )
-
-
 def install_host(agent: Agent, journal: Journal, options: Options, source: str | None) -> Outcome:
     """Everything `ddops install` does on one host.
 
-    The host script, the release, a check of the host's Python, and then the first unit through the same
-    transaction as any change: it counts as last known good only once it is proven.
+    The host script, the release, and then the first unit through the same transaction as any change: it counts as
+    last known good only once it is proven.
     """
     from ddops.plan import Request
     from ddops.transaction import Transaction
@@ -191,8 +164,6 @@ def install_host(agent: Agent, journal: Journal, options: Options, source: str |
     if release is not None:
         with journal.step(name, "engine release"):
             put_release(agent, release)
-        with journal.step(name, "host's Python"):
-            check_python(agent, journal)
     return Transaction(agent, journal, options).reconfigure(Request())
 
 

@@ -209,11 +209,11 @@ def _checks(agent: Agent, observed: Observed) -> list[tuple[bool, str, str]]:
 
 def _python(agent: Agent) -> tuple[bool, str, str]:
     """Can the host's own Python run the engine that is there?"""
-    from ddops import install
+    from ddops import pythons
     from ddops.journal import Journal
 
     try:
-        install.check_python(agent, Journal(agent.run))
+        pythons.check(agent, Journal(agent.run))
     except Refused as problem:
         return False, problem.what, problem.hint
     return True, f"{agent.config.engine.python} runs the engine", ""

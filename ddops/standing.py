@@ -66,7 +66,8 @@ def _finish(ground: Ground) -> Outcome:
     observed = ground.agent.look()
     lost = ground.note_lost(observed) or _taken_back(observed)
     standing = plan.verification(observed)
-    if standing.verified and lost:
+    if standing.entry is not None and standing.verified and lost:
+        ground.reaffirm(standing.entry, why="untouched by a change that was interrupted")
         what = f"{name}: the interrupted change did not survive; what ran before runs on"
         return Outcome(name, Result.ROLLED_BACK, what, means=standing.text)
     if standing.verified:
@@ -81,8 +82,9 @@ def _finish(ground: Ground) -> Outcome:
 
 
 def _taken_back(observed: Observed) -> bool:
-    """The last change was undone, and nobody has proven what runs since."""
-    last = [e for e in observed.ledger if e.kind in (Kind.UNDONE, Kind.CONFIRMED, Kind.VERIFIED, Kind.ADOPTED)]
+    """The last change was undone, and no run has said since what it went back to."""
+    said = (Kind.UNDONE, Kind.CONFIRMED, Kind.VERIFIED, Kind.ADOPTED)
+    last = [entry for entry in observed.ledger if entry.kind in said or entry.extra.get("restored")]
     return bool(last) and last[-1].kind is Kind.UNDONE
 
 
@@ -129,8 +131,13 @@ def baseline(ground: Ground, observed: Observed, request: Request) -> Baseline |
     raise Refused(
         f"{ground.name} is broken or unproven before the change: {broken}",
         means="nothing was changed; an undo would have nothing good to go back to",
-        hint=f"ddops rollback --host {ground.name}, or repeat with --from-broken",
+        hint=", or ".join([*_rollback(ground, observed), "repeat with --from-broken"]),
     )
+
+
+def _rollback(ground: Ground, observed: Observed) -> list[str]:
+    """The way back, where there is one."""
+    return [f"ddops rollback --host {ground.name}"] if plan.previous_verified(observed) else []
 
 
 def _recorded(entry: Entry) -> Baseline | None:
@@ -160,9 +167,12 @@ def in_place(
     if found is not None:
         ground.record(Kind.FAILED, unit.digest, found, why=broken)
     unsure = found is not None and found.verdict.kind == "inconclusive"
-    hint = f"ddops rollback --host {name}, or take it out of service"
+    again = f"then ddops {'adopt' if kind is Kind.ADOPTED else 'verify'} --host {name}"
+    hint = ", or ".join([*_rollback(ground, observed), "take it out of service"])
     if not observed.unit.running:
-        hint = f"on the host: systemctl start {ground.agent.unit}; then ddops verify --host {name}"
+        hint = f"on the host: systemctl start {ground.agent.unit}; {again}"
+    elif plan.stale(observed):
+        hint = f"on the host: systemctl daemon-reload && systemctl restart {ground.agent.unit}; {again}"
     return Outcome(
         name,
         Result.NOT_PROVEN,

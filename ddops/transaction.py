@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddops import commands, plan, proof, readiness, standing, units
+from ddops import commands, plan, proof, pythons, readiness, standing, units
 from ddops.agent import SETTLE_SECONDS, Agent, TooLate, locked
 from ddops.ending import Change, Ending, Undo
 from ddops.errors import DdopsError, Interrupted, Refused, RemoteFailed, RemoteTimeout, Unreachable
@@ -55,6 +55,7 @@ class Transaction(Ending):
                 return made
             if made.action is Action.VERIFY:
                 return standing.in_place(self, made.unit, made.settings, observed)
+            self._check_python(made.unit, observed)
             baseline = standing.baseline(self, observed, request)
             self._check_unit(made.unit)
             return self._trial(Change(made.unit, made.settings, observed, baseline))
@@ -100,6 +101,19 @@ class Transaction(Ending):
         self.journal.emit("plan", host=self.name, **shown)
         for note in (*observed.notes, *made.warnings):
             self.warn(note)
+
+    def _check_python(self, unit: Unit, observed: Observed) -> None:
+        """What starts with another Python or release than what is there is asked first whether it can.
+
+        Raises:
+            Refused: it can't.
+        """
+        engine = self.config.engine
+        here = observed.etc_unit
+        same = here is not None and units.parse(here).argv[:1] == unit.argv[:1] and engine.release_folder.encode() in here
+        if engine.kind == "ddtree" and not same:
+            with self.step("host's Python"):
+                pythons.check(self.agent, self.journal)
 
     def _check_unit(self, unit: Unit) -> None:
         with self.step("verify the unit on the host"):

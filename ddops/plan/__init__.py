@@ -15,6 +15,7 @@ from ddops.plan.memory import (
     previous_verified,
     rollback_target,
     settings_text,
+    stale,
     verification,
 )
 from ddops.plan.preflight import Refusal, adoptable
@@ -35,5 +36,6 @@ __all__ = [
     "previous_verified",
     "rollback_target",
     "settings_text",
+    "stale",
     "verification",
 ]

@@ -92,11 +92,7 @@ def rollback_target(observed: Observed, to: str | None = None) -> Entry:
     if to is None:
         found = previous_verified(observed)
         if found is None:
-            raise Refused(
-                f"{name} has no other verified configuration",
-                means="nothing was changed",
-                hint=f"ddops history --host {name}; ddops reconfig proves a new one",
-            )
+            raise _nowhere(observed)
         return found
     known = {entry.digest for entry in observed.ledger if entry.digest.startswith(to.lower())}
     if len(to) < SHORTEST_DIGEST or len(known) != 1:
@@ -114,6 +110,17 @@ def rollback_target(observed: Observed, to: str | None = None) -> Entry:
             hint="ddops reconfig with its settings proves it again",
         )
     return good
+
+
+def _nowhere(observed: Observed) -> Refused:
+    name, unit = observed.host, observed.unit
+    what, hint = f"{name} has no other verified configuration", f"ddops history --host {name}; ddops reconfig proves a new one"
+    if not unit.running and last_verified(observed) is not None:
+        what += f", and the engine of the one it has is {unit.active_state}"
+        hint = (
+            f"ddops logs --host {name}; ddops reconfig --force-restart --from-broken --host {name} starts and proves it again"
+        )
+    return Refused(what, means="nothing was changed", hint=hint)
 
 
 def lost_attempt(observed: Observed) -> Entry | None:
@@ -185,6 +192,15 @@ def _voided(observed: Observed, entry: Entry) -> str:
 
 def drift(observed: Observed) -> list[str]:
     """Where on disk, loaded, running and verified differ, pair by pair; empty when they are one."""
+    found = stale(observed)
+    disk, good = digest_of(observed.etc_unit), last_verified(observed)
+    if disk and good is not None and good.digest != disk:
+        found.append(f"on disk ({disk[:12]}) is not the last verified configuration ({good.digest[:12]})")
+    return found
+
+
+def stale(observed: Observed) -> list[str]:
+    """In what the running engine is not the one that the unit in /etc would start; empty when it is."""
     found: list[str] = []
     disk, loaded = digest_of(observed.etc_unit), digest_of(observed.loaded_fragment)
     trial_open = observed.trial is not None and observed.trial.open
@@ -201,9 +217,6 @@ def drift(observed: Observed) -> list[str]:
         else:
             if normalise_argv(wanted, observed.argv) != list(wanted):
                 found.append("running arguments are not those of the loaded unit")
-    good = last_verified(observed)
-    if disk and good is not None and good.digest != disk:
-        found.append(f"on disk ({disk[:12]}) is not the last verified configuration ({good.digest[:12]})")
     return found
 
 

@@ -192,7 +192,7 @@ def adoptable(config: HostConfig, observed: Observed) -> None:
     """Whether `ddops adopt` may record the unit that is there.
 
     Raises:
-        Refused: no unit, one of another origin, a drop-in, or a unit that can't be understood.
+        Refused: no unit, one of another origin, a drop-in, a unit that can't be understood, or not the one that runs.
     """
     name, unit = config.name, config.engine.unit
     refusals = [*host(config, observed)]
@@ -218,6 +218,12 @@ def adoptable(config: HostConfig, observed: Observed) -> None:
             hint="set engine.kind or engine.unit in the inventory",
         )
     profile.parse_argv(argv)
+    if observed.unit.running and (stale := memory.stale(observed)):
+        raise Refused(
+            f"{unit} on {name} was edited and not restarted: {stale[0]}",
+            means="what runs is not what the unit says, so its proof would say nothing of the unit; nothing was recorded",
+            hint=f"on the host: systemctl daemon-reload && systemctl restart {unit}; then ddops adopt --host {name}",
+        )
 
 
 # ---------------------------------------------------------------- what is remembered

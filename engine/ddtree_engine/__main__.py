@@ -11,11 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import NoReturn
 
 from ddtree_engine import __version__
 from ddtree_engine.config import AUTO, LOG_LEVELS, Algorithm, ConfigError, EngineConfig
+from ddtree_engine.selfcheck import REQUIRED
 
 PROG = "ddtree-engine"
 _ONE_DEVICE = "runs one model on one device; for several GPUs or nodes use SGLang or vLLM"
@@ -126,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(config: EngineConfig) -> int:
+    _check_packages()
     from ddtree_engine.server import CannotStart, serve
 
     try:
@@ -135,9 +138,19 @@ def _run(config: EngineConfig) -> int:
         return exc.code
 
 
+def _check_packages() -> None:
+    """Leaves with code 2 and says all that this Python lacks, at once; a library is not imported for it."""
+    missing = [distribution for module, distribution in REQUIRED.items() if find_spec(module) is None]
+    if missing:
+        said = f"{sys.executable} lacks {', '.join(missing)}"
+        print(f"{PROG}: error: {said}\nhint: {sys.executable} -m pip install {' '.join(missing)}", file=sys.stderr)
+        sys.exit(2)
+
+
 def _check_faults(p: argparse.ArgumentParser, faults: Sequence[str]) -> None:
     if not faults:
         return
+    _check_packages()
     from ddtree_engine.faults import FaultError, check_faults
 
     try:

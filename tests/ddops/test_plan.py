@@ -616,3 +616,30 @@ def test_a_unit_edited_by_hand_since_it_was_verified_is_said_before_it_is_replac
     made = make(host(), Request(budget=32), replace(observed, etc_unit=(observed.etc_unit or b"") + b"# mine\n"))
     assert any("not the last verified" in warning for warning in made.warnings)
     assert "-# mine" in made.diff
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"unit": UnitState(active_state="active", main_pid=7, need_daemon_reload=True)}, "daemon-reload"),
+        ({"argv": ("/bin/old", "--speculative-ddtree-budget", "4")}, "arguments"),
+        ({"loaded_fragment": HAND.replace(b"budget 8", b"budget 4")}, "loaded"),
+    ],
+)
+def test_a_unit_that_was_edited_and_not_restarted_is_not_adopted(fields: dict[str, Any], said: str) -> None:
+    argv = units.parse(HAND).argv
+    plan.adoptable(host(SGLANG), with_unit(HAND, argv))
+    with pytest.raises(Refused, match="edited and not restarted") as caught:
+        plan.adoptable(host(SGLANG), replace(with_unit(HAND, argv), **fields))
+    assert said in caught.value.what
+    assert "systemctl daemon-reload && systemctl restart sglang.service; then ddops adopt --host one" in caught.value.hint
+
+
+def test_with_nowhere_to_roll_back_to_a_dead_engine_is_said_and_how_it_is_started() -> None:
+    alive = running(host(), TUNED)
+    with pytest.raises(Refused) as caught:
+        plan.rollback_target(alive)
+    assert "history" in caught.value.hint
+    with pytest.raises(Refused, match="is failed") as caught:
+        plan.rollback_target(replace(alive, unit=replace(alive.unit, active_state="failed", main_pid=0)))
+    assert "ddops reconfig --force-restart --from-broken --host one" in caught.value.hint

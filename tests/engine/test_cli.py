@@ -21,6 +21,7 @@ import httpx
 import pytest
 from ddtree_engine.__main__ import parse_config
 from ddtree_engine.config import Algorithm
+from ddtree_engine.selfcheck import REQUIRED
 
 from tests.engine.conftest import write_tokenizer_folder
 from tests.engine.small_models import DRAFTER, TARGET, write_checkpoint
@@ -382,6 +383,34 @@ def test_a_process_killed_by_its_own_fault_is_seen_as_killed(models: Models) -> 
         with pytest.raises(httpx.HTTPError):
             post(url, "/generate", generation(100))
         assert engine.leave() == -signal.SIGSEGV
+
+
+# --- packages ---
+
+
+@pytest.mark.parametrize("more", [(), ("--enable-fault-injection", "--fault", "garbage")])
+@pytest.mark.parametrize("missing", [("torch",), ("uvicorn", "prometheus_client")])
+def test_a_python_that_lacks_packages_is_told_so_in_one_line(
+    models: Models, missing: tuple[str, ...], more: tuple[str, ...]
+) -> None:
+    hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in missing)
+    code = f"import sys, runpy\n{hidden}runpy.run_module('ddtree_engine', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", code, *models.flags(*more)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 2, done.stderr
+    assert ONE_LINE.match(done.stderr), done.stderr
+    wanted = [name.replace("_", "-") for name in missing]
+    assert f"lacks {', '.join(wanted)}\n" in done.stderr
+    assert f"pip install {' '.join(wanted)}\n" in done.stderr
+
+
+def test_help_needs_no_package() -> None:
+    hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in REQUIRED)
+    code = f"import sys, runpy\n{hidden}runpy.run_module('ddtree_engine', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", code, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--speculative-ddtree-budget" in done.stdout
 
 
 # --- selfcheck ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,13 @@ def test_a_unit_that_is_not_ours_is_refused_and_can_be_adopted(operator: Operato
     refused = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
     assert refused.code == 3
     assert "adopt" in refused.err
+    by_hand = by_hand.replace("--speculative-ddtree-budget 8", "--speculative-ddtree-budget 9")
+    host.write(f"/etc/systemd/system/{UNIT}", by_hand)
+    edited = operator.ddops("adopt", "--host", host.name)
+    assert edited.code == 3
+    assert "edited and not restarted" in _one_line(edited.err)
+    hint = next(line for line in edited.err.splitlines() if line.startswith("hint:"))
+    host.sh(hint.partition("on the host: ")[2].partition(";")[0], timeout=60)
     adopted = operator.ddops("adopt", "--host", host.name)
     assert adopted.code == 0, adopted.err
     assert host.read(f"/etc/systemd/system/{UNIT}") == by_hand
@@ -127,6 +135,19 @@ def test_a_unit_that_is_not_ours_is_refused_and_can_be_adopted(operator: Operato
     back = operator.ddops("rollback", "--host", host.name)
     assert back.code == 0, back.err
     assert host.read(f"/etc/systemd/system/{UNIT}") == by_hand
+
+
+def test_a_python_that_cannot_run_the_engine_is_refused_by_install_and_by_reconfig_alike(operator: Operator) -> None:
+    host = operator.lab.hosts[2]
+    operator.lab.reset([host])
+    operator.inventory.write_text(operator.inventory.read_text().replace(sys.executable, "/usr/bin/python3"))
+    for words in (["install"], ["reconfig", "--budget", "8"]):
+        run = operator.ddops(*words, "--host", host.name)
+        assert run.code == 3, run.err
+        assert "/usr/bin/python3 cannot run the engine" in _one_line(run.err)
+        assert "torch" in run.err
+    assert host.ssh(f"ls /etc/systemd/system/{UNIT}").returncode != 0
+    assert host.ssh("ls -A /run/systemd/system.control").stdout == ""
 
 
 def test_a_dry_run_touches_nothing_and_says_so_in_its_exit_code(operator: Operator, host: Host) -> None:

@@ -304,3 +304,44 @@ def test_a_restart_voids_the_verdict_and_verify_renews_it(operator: Operator, ho
     assert run.code == 0, run.err
     operator.assert_proven(host, 8)
     assert operator.status(host)["invocation"] == invocation, "verify never restarts"
+
+
+def test_with_nowhere_to_go_back_to_a_dead_engine_is_started_again_as_the_hint_says(operator: Operator, host: Host) -> None:
+    host.sh(f"rm -rf /var/lib/ddops/{UNIT}")
+    assert operator.ddops("verify", "--host", host.name).code == 0
+    host.sh(f"systemctl stop {UNIT}", timeout=60)
+    refused = operator.ddops("rollback", "--host", host.name)
+    assert refused.code == 3, refused.err
+    hint = refused.err.partition("hint:")[2]
+    words = hint[hint.index("ddops reconfig") :].split()[1:6]
+    run = operator.ddops(*words)
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 8)
+
+
+def test_what_was_restored_and_is_dead_needs_a_person_and_resume_tells_of_no_interruption(
+    operator: Operator, host: Host
+) -> None:
+    operator.write(faults=("garbage,above-budget=16",))
+    started = operator.start("reconfig", "--budget", "24", "--host", host.name, "--retry-known-bad")
+    started.wait_for("step.started", step="prove the restored configuration")
+    host.sh(f"systemctl stop {UNIT}", timeout=60)
+    run = started.end()
+    assert run.code == 5, run.err
+    operator.write()
+    host.sh(f"systemctl start {UNIT}", timeout=60)
+    resumed = operator.ddops("resume", "--host", host.name)
+    assert resumed.code == 0, resumed.err
+    assert "did not survive" not in resumed.err + resumed.out
+    operator.assert_proven(host, 8)
+
+
+def test_a_change_undone_before_the_engine_was_touched_leaves_nothing_to_resume(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="stage the trial")
+    started.interrupt()
+    run = started.end()
+    assert run.code == 130, run.err
+    resumed = operator.ddops("resume", "--host", host.name)
+    assert resumed.code == 0, resumed.err
+    operator.assert_proven(host, 8)
