@@ -82,7 +82,7 @@ def run(*, keep: bool = False) -> int:
 def _end(lab: Lab, story: Story, seconds: float) -> int:
     from ddops.lab import janitor
 
-    left = [line for line in janitor.leftovers() if lab.id in line]
+    left = janitor.leftovers(lab.id)
     click.echo("\n# nothing is left behind" if not left else f"\n# LEFT BEHIND: {left}")
     click.echo(f"# {story.told} commands in {seconds:.0f} s, {story.surprises} ended otherwise than they should")
     return int(Exit.OK if not (left or story.surprises) else Exit.INTERNAL)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from ddops.lab import janitor, launcher
 from ddops.lab.lab import Lab
@@ -26,8 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nhint:  {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ddops.lab", description=__doc__)
+    parser = _Parser(prog="python -m ddops.lab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, do: Callable[[argparse.Namespace], int], text: str, *, lab: bool) -> argparse.ArgumentParser:
@@ -53,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     ssh.add_argument("argv", nargs=argparse.REMAINDER, metavar="COMMAND")
     command("down", _down, "end a lab and wait until nothing is left of it", lab=True)
     command("sweep", _sweep, "clean up after labs whose clean-up was killed", lab=False)
-    left = command("leftovers", _leftovers, "list what exists of labs on this machine; exit 1 if anything", lab=False)
+    left = command(
+        "leftovers", _leftovers, "list labs, and what is left of those that have ended; exit 1 if anything is", lab=False
+    )
     left.add_argument("--id", help="of this lab only")
     check = command("preflight", _preflight, "say whether a lab can run here, and if not, what helps", lab=False)
     check.add_argument("--packages", action="store_true", help="print the Debian packages that a lab needs")
@@ -112,10 +120,11 @@ def _sweep(_: argparse.Namespace) -> int:
 
 
 def _leftovers(options: argparse.Namespace) -> int:
-    found = janitor.leftovers(options.id)
-    for what in found:
-        print(f"left: {what}")
-    return 1 if found else 0
+    running = janitor.alive()
+    found = {lab: what for lab, what in janitor.remains().items() if options.id in (None, lab)}
+    for lab in sorted(found):
+        print(f"running: {lab}" if lab in running else "\n".join(f"left: {what}" for what in found[lab]))
+    return 1 if set(found) - set(running) else 0
 
 
 def _preflight(options: argparse.Namespace) -> int:

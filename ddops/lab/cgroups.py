@@ -17,6 +17,7 @@ from ddops.lab.spec import LabError
 
 # What a host's unit files can limit. The rest (devices, freezer, ...) systemd mounts for itself.
 _LIMITS = {"memory", "pids", "cpu", "cpuacct"}
+PREFIX = "ddlab-"  # of every directory of a lab
 _GROUP_SECONDS = 10.0
 
 
@@ -105,7 +106,7 @@ def plan(lab_id: str) -> Layout:
         parent = unified / dict(_own_groups())[""].strip("/")
     taken_by_v1 = "memory" not in (parent / "cgroup.controllers").read_text().split()
     hybrid = os.geteuid() == 0 and taken_by_v1 and any("memory" in options for _, options in _mounts("cgroup"))
-    return Layout(parent / f"ddlab-{lab_id}", tuple(_hierarchies()) if hybrid else ())
+    return Layout(parent / f"{PREFIX}{lab_id}", tuple(_hierarchies()) if hybrid else ())
 
 
 def _hierarchies() -> Iterator[Hierarchy]:
@@ -189,13 +190,12 @@ def _remove_tree(directory: Path) -> None:
             continue  # still has a dying process in it: the caller tries again
 
 
-def find(lab_id: str | None = None) -> list[Path]:
-    """Every lab's (or one lab's) cgroup directories on this machine."""
+def find() -> list[Path]:
+    """Every lab's cgroup directories on this machine."""
     found: list[Path] = []
     for mount_point in {path for kind in ("cgroup", "cgroup2") for path, _ in _mounts(kind)}:
         for path, children, _ in os.walk(mount_point):
-            for child in [c for c in children if c.startswith("ddlab-")]:
+            for child in [c for c in children if c.startswith(PREFIX)]:
                 children.remove(child)
-                if lab_id is None or child == f"ddlab-{lab_id}":
-                    found.append(Path(path, child))
+                found.append(Path(path, child))
     return sorted(found)

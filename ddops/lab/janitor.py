@@ -93,25 +93,42 @@ def take_lock(path: Path, *, create: bool) -> int | None:
         os.close(lock)  # a janitor removed that file between our open and our lock
 
 
-def leftovers(lab_id: str | None = None) -> list[str]:
-    """What exists of labs (of one lab) on this machine, running ones included: files, cgroups, processes."""
-    found = [str(d) for d in _state_directories() if lab_id in (None, d.name)]
-    found += [str(path) for path in cgroups.find(lab_id)]
-    return found + list(_processes(lab_id))
+def alive() -> list[str]:
+    """The ids of this user's labs that run: somebody holds their locks."""
+    found = []
+    for state in map(State, _state_directories()):
+        with _dead(state) as dead:
+            if not dead and state.lock.exists():
+                found.append(state.id)
+    return found
 
 
-def _processes(lab_id: str | None) -> Iterator[str]:
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            groups = (directory / "cgroup").read_text()
-            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            continue  # ended while we looked
-        if not command:
-            continue  # a zombie: ended, only its parent has not looked yet
-        parts = {part for line in groups.splitlines() for part in line.split("/")}
-        if any(p.startswith("ddlab-") if lab_id is None else p == f"ddlab-{lab_id}" for p in parts):
-            yield f"process {directory.name} {command}"
+def leftovers(lab_id: str) -> list[str]:
+    """What exists of one lab on this machine, whether it runs or not: files, cgroups, processes."""
+    return remains().get(lab_id, [])
+
+
+def remains() -> dict[str, list[str]]:
+    """What exists of every lab, by its id."""
+    found: dict[str, list[str]] = {}
+    for directory in _state_directories():
+        found.setdefault(directory.name, []).append(str(directory))
+    for path in cgroups.find():
+        found.setdefault(path.name.removeprefix(cgroups.PREFIX), []).append(str(path))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended while we looked
+            _add_process(process, found)
+    return found
+
+
+def _add_process(directory: Path, found: dict[str, list[str]]) -> None:
+    groups = (directory / "cgroup").read_text()
+    command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    if not command:
+        return  # a zombie: ended, only its parent has not looked yet
+    parts = {part for line in groups.splitlines() for part in line.split("/") if part.startswith(cgroups.PREFIX)}
+    for part in parts:
+        found.setdefault(part.removeprefix(cgroups.PREFIX), []).append(f"process {directory.name} {command}")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from ddops.lab.waiting import START_SECONDS, until
 
 def python(module: str, *arguments: str) -> list[str]:
     """Command line of one of the lab's own modules: no site-packages, nothing from the working directory."""
-    return [sys.executable, "-P", "-S", "-m", f"ddops.lab.{module}", *arguments]
+    # That the package has imported the module before it runs as a program is no fault of whoever started the lab.
+    quiet = ["-W", "ignore::RuntimeWarning:runpy"]
+    return [sys.executable, "-P", "-S", *quiet, "-m", f"ddops.lab.{module}", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -72,10 +72,13 @@ def test_command_line_starts_uses_and_ends_a_lab(lab_machine: None, lab_id: str)
         assert cli("ssh", "--id", mine, "lab-02", "hostname").stdout == "lab-02\n"
         assert "10.231.0.1" in cli("exec", "--id", mine, "--", "ip", "-br", "addr").stdout
         left = cli("leftovers", "--id", mine)
-        assert left.returncode == 1
-        assert f"left: /run/ddlab/{mine}" in left.stdout
-        again = cli("up", "1", "--id", mine)
-        assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+        assert (left.returncode, left.stdout) == (0, f"running: {mine}\n"), "what runs is not left over"
+        for more in ([], ["--detach"]):
+            again = cli("up", "1", "--id", mine, *more)
+            assert again.returncode == 1
+            assert f"lab {mine} is running" in again.stderr
+            assert "Warning" not in again.stderr
+            assert again.stderr.count("\n") == 1
         assert cli("down", "--id", mine).returncode == 0
         assert foreground.wait(30) == 0
         assert cli("leftovers", "--id", mine).returncode == 0
