@@ -25,6 +25,7 @@ class Exit(IntEnum):
     PARTIAL = 9  # some hosts good, some rolled back
     CHANGES = 10  # dry run with changes, only with --detailed-exitcode
     INCONCLUSIVE = 11
+    SIGHUP = 129
     SIGINT = 130
     SIGTERM = 143
 

@@ -84,6 +84,7 @@ def from_error(host: str, problem: DdopsError | Interrupted) -> Outcome:
         Exit.HOST_KEY: Result.HOST_KEY,
         Exit.RESTORE_FAILED: Result.RESTORE_FAILED,
         Exit.INCONCLUSIVE: Result.INCONCLUSIVE,
+        Exit.SIGHUP: Result.INTERRUPTED,
         Exit.SIGINT: Result.INTERRUPTED,
         Exit.SIGTERM: Result.INTERRUPTED,
     }

@@ -164,7 +164,7 @@ def _batch_size(hosts: Sequence[Host], outcomes: Sequence[Outcome], canaries: Se
 
 # ---------------------------------------------------------------- how it ended
 _WORST_FIRST = (
-    Exit.INTERNAL, Exit.RESTORE_FAILED, Exit.UNKNOWN, Exit.SIGTERM, Exit.SIGINT, Exit.HOST_KEY, Exit.USAGE,
+    Exit.INTERNAL, Exit.RESTORE_FAILED, Exit.UNKNOWN, Exit.SIGTERM, Exit.SIGINT, Exit.SIGHUP, Exit.HOST_KEY, Exit.USAGE,
     Exit.ROLLED_BACK, Exit.INCONCLUSIVE, Exit.LOCKED, Exit.REFUSED, Exit.CHANGES,
 )  # fmt: skip
 # Beside hosts that ended well these are a partial result; the others need a person or an answer first.

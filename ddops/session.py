@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddops.inventory import Fleet, HostConfig
 
 CONNECT_SECONDS = 30.0
+STOPS = {signal.SIGINT: Exit.SIGINT, signal.SIGTERM: Exit.SIGTERM, signal.SIGHUP: Exit.SIGHUP}
 
 Act = Callable[[Agent], Outcome]
 
@@ -128,7 +129,7 @@ class Session:
 
     def finish(self, *, changes_exit: bool = False) -> NoReturn:
         """Write every output and leave with the run's exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPS:
             signal.signal(number, signal.SIG_IGN)  # all is done; what is left is to say so
         code = rollout.exit_code(self.outcomes)
         if changes_exit and code is Exit.OK and any(outcome.facts.get("changes") for outcome in self.outcomes):
@@ -139,14 +140,20 @@ class Session:
 
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """SIGINT and SIGTERM become Interrupted in the main thread; each further one raises again."""
+        """STOPS become Interrupted in the main thread; each further one raises again.
+
+        A hang-up counts once, as a closing terminal may send several; under nohup it does not count at all.
+        """
 
         def stop(number: int, _: FrameType | None) -> None:
+            if number == signal.SIGHUP:
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
             problem = Interrupted(f"stopped by {signal.Signals(number).name}", means="nothing was changed")
-            problem.exit = Exit.SIGTERM if number == signal.SIGTERM else Exit.SIGINT
+            problem.exit = STOPS[signal.Signals(number)]
             raise problem
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        before = {number: signal.signal(number, stop) for number in STOPS if number not in kept}
         try:
             yield
         finally:

@@ -97,17 +97,17 @@ defaults:
         done = self.lab.run(self._argv(words), timeout=timeout, env=self._environment())
         return Run(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *words: str) -> Started:
+    def start(self, *words: str, terminal: int | None = None) -> Started:
+        """A command under way. `terminal`: a terminal's descriptor, which it then runs in as its own."""
         events = self.folder / f"events-{time.monotonic_ns()}.ndjson"
-        child = self.lab.popen(
-            [*self._argv(words), "--events", str(events)],
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return Started(child, events)
+        argv = [*self._argv(words), "--events", str(events)]
+        environment = self._environment() | {"TERM": "xterm"}
+        if terminal is None:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            return Started(self.lab.popen(argv, env=environment, text=True, **pipes), events)
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        argv = ["setsid", "--ctty", "--wait", *argv]
+        return Started(self.lab.popen(argv, env=environment, text=True, **ends), events)
 
     def _argv(self, words: tuple[str, ...]) -> list[str]:
         return [sys.executable, "-m", "ddops", *words]
@@ -188,7 +188,7 @@ class Started:
 
     def end(self, seconds: float = COMMAND_SECONDS) -> Run:
         out, err = self.child.communicate(timeout=seconds)
-        return Run(self.child.returncode, out, err)
+        return Run(self.child.returncode, out or "", err or "")
 
     def text(self) -> str:
         out, err = self.child.communicate(timeout=30)

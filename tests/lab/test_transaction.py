@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import pty
 import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,6 +36,26 @@ def users_get_in(operator: Operator, host: Host, seconds: float = 2.0) -> bool:
             return True
         time.sleep(0.2)
     return False
+
+
+@contextlib.contextmanager
+def reading(descriptor: int) -> Iterator[None]:
+    """Somebody watches this terminal, so that nobody who writes to it has to wait."""
+    over = threading.Event()
+
+    def watch() -> None:
+        os.set_blocking(descriptor, False)
+        while not over.wait(0.05):
+            with contextlib.suppress(BlockingIOError):
+                os.read(descriptor, 65536)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 # ---------------------------------------------------------------- it works, and it is taken back when it does not
@@ -199,6 +223,40 @@ def test_ctrl_c_twice_leaves_and_says_when_the_host_undoes(operator: Operator, h
     assert "by itself" in run.err + run.out
     assert operator.ddops("resume", "--host", host.name).code in (0, 4)
     operator.assert_proven(host, 8)
+
+
+def test_a_closed_terminal_goes_back_to_a_proven_state(operator: Operator, host: Host) -> None:
+    keyboard, terminal = pty.openpty()
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name, "--yes", terminal=terminal)
+    os.close(terminal)
+    with reading(keyboard):
+        started.wait_for("step.started", step="prove")
+    os.close(keyboard)  # from here on there is nothing to write to, and the kernel sends SIGHUP
+    run = started.end()
+    assert run.code == 129
+    assert started.read()[-1]["exit"] == 129
+    operator.assert_proven(host, 8)
+
+
+def test_a_hang_up_counts_once_and_under_nohup_not_at_all(operator: Operator, host: Host) -> None:
+    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    started.wait_for("step.started", step="prove")
+    for _ in range(3):
+        started.child.send_signal(signal.SIGHUP)
+        time.sleep(0.15)
+    run = started.end()
+    assert run.code == 129, run.err
+    operator.assert_proven(host, 8)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    started.wait_for("step.started", step="prove")
+    started.child.send_signal(signal.SIGHUP)
+    run = started.end()
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 12)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
