@@ -71,8 +71,18 @@ class Transaction(Ending):
             target = plan.rollback_target(observed, to)
             text = self.agent.call(commands.stored(self.agent.unit, target.digest)).stdout
             unit = units.from_text(self.agent.unit, text)
+            if unit.text == observed.etc_unit:
+                return self._back_already(unit, observed)
             self._check_unit(unit)
             return self._trial(Change(unit, units.settings(unit, self.config), observed, revoke=True))
+
+    def _back_already(self, unit: Unit, observed: Observed) -> Outcome:
+        """Asked for by its digest, and there: a second run changes nothing, and what runs is proven after it too."""
+        stands, settings = plan.verification(observed), units.settings(unit, self.config)
+        if stands.verified:
+            what = f"{self.name} is on {settings.describe()} already: {stands.text}"
+            return Outcome(self.name, Result.UNCHANGED, what, means="the engine was not restarted")
+        return standing.in_place(self, unit, settings, observed)
 
     # ================================================================ before anything is touched
     def _plan(self, request: Request, observed: Observed) -> Outcome | Plan:

@@ -82,11 +82,11 @@ def rollback_target(observed: Observed, to: str | None = None) -> Entry:
     """The configuration to go back to.
 
     Args:
-        to: the beginning of a digest; None takes the previous verified one.
+        to: the beginning of a digest, that of the current one included; None takes the previous verified one.
 
     Raises:
         Refused: there is none, or the named one is not (or no longer) verified.
-        UsageError: `to` names none, several, or the one that is there already.
+        UsageError: `to` names none, or several.
     """
     name = observed.host
     if to is None:
@@ -99,8 +99,6 @@ def rollback_target(observed: Observed, to: str | None = None) -> Entry:
         what = "is too short" if len(to) < SHORTEST_DIGEST else f"names {len(known) or 'no'} configurations of {name}"
         raise UsageError(f"digest {to!r} {what}", means="nothing was changed", hint=f"ddops history --host {name}")
     digest = known.pop()
-    if digest == digest_of(observed.etc_unit):
-        raise UsageError(f"{name} has {digest[:12]} already", means="nothing was changed", hint=f"ddops verify --host {name}")
     good = standing_good(observed).get(digest)
     if good is None:
         last = [entry for entry in observed.ledger if entry.digest == digest][-1]

@@ -554,7 +554,8 @@ def test_rollback_goes_to_the_previous_verified_one_and_never_to_a_revoked_one()
     observed = seen(etc_unit=text, ledger=ledger)
     assert plan.rollback_target(observed).digest == A
     assert plan.rollback_target(observed, "aaaa").digest == A
-    for to, error in [("bbbb", Refused), ("aa", UsageError), ("eeee", UsageError), (here[:8], UsageError)]:
+    assert plan.rollback_target(observed, here[:8]).digest == here
+    for to, error in [("bbbb", Refused), ("aa", UsageError), ("eeee", UsageError)]:
         with pytest.raises(error):
             plan.rollback_target(observed, to)
     with pytest.raises(Refused, match="no other verified"):

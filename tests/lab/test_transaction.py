@@ -354,6 +354,23 @@ def test_rollback_goes_to_the_previous_verified_and_never_back_to_the_revoked(op
     assert "revoked" in kinds
 
 
+def test_rollback_to_a_digest_twice_changes_nothing_the_second_time_and_proves_what_is_not_proven(
+    operator: Operator, host: Host
+) -> None:
+    digest = operator.status(host)["digest"]
+    assert operator.ddops("reconfig", "--budget", "12", "--host", host.name).code == 0
+    words = ("rollback", "--to", digest[:12], "--host", host.name, "--json")
+    first, second = operator.ddops(*words), operator.ddops(*words)
+    assert [run.json["hosts"][0]["result"] for run in (first, second)] == ["applied", "unchanged"]
+    assert (first.code, second.code) == (0, 0)
+    host.ssh(f"systemctl restart {UNIT}", timeout=60)
+    invocation = operator.status(host)["invocation"]
+    third = operator.ddops(*words)
+    assert third.json["hosts"][0]["result"] == "verified", third.err
+    operator.assert_proven(host, 8)
+    assert operator.status(host)["invocation"] == invocation
+
+
 def test_a_restart_voids_the_verdict_and_verify_renews_it(operator: Operator, host: Host) -> None:
     host.ssh(f"systemctl restart {UNIT}", timeout=60)
     assert not operator.status(host)["verified"]
