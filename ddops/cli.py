@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ddops import __version__
+from ddops.endpoint import AUTO, KINDS
 from ddops.errors import DdopsError, Exit, UsageError
 from ddops.options import (
     COUNT,
@@ -262,8 +263,10 @@ def logs(hosts: tuple[str, ...], lines: int) -> None:
 @main.command()
 @host_option
 @click.option("--url", metavar="URL", help="Any endpoint, without SSH, instead of a host.")
-@click.option("--engine", type=click.Choice(["ddtree", "sglang", "vllm"]), default="sglang", show_default=True,
-              help="With --url: what it speaks.")  # fmt: skip
+@click.option("--engine", type=click.Choice(KINDS), default=AUTO,
+              show_default=True, help="With --url: what it speaks; openai: any other server with OpenAI's chat.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="With --url: the served model, where there are several.")
+@click.option("--api-key-file", metavar="FILE", help="With --url: a file with the engine's API key.")
 @click.option("--reference", metavar="URL", help="An engine with speculation off that can score token ids.")
 @click.option("--level", type=LEVEL, default="quick", show_default=True)
 @click.option("--only", "only", multiple=True, metavar="PROBE", help="Run only this probe; may be repeated.")
@@ -274,6 +277,8 @@ def probe(
     hosts: tuple[str, ...],
     url: str | None,
     engine: str,
+    model: str | None,
+    api_key_file: str | None,
     reference: str | None,
     level: str,
     only: tuple[str, ...],
@@ -282,13 +287,16 @@ def probe(
     as_json: bool,
 ) -> None:
     """Run the proof battery against a host or an endpoint; nothing is changed or recorded."""
-    from ddops import probing
+    from ddops import endpoint, probing
 
     asked = probing.Asked(level, only, replay, save, reference, as_json)
     if url:
         if hosts:
             raise UsageError("--url and --host exclude each other", means="nothing was probed")
-        raise SystemExit(probing.endpoint(url, engine, asked))
+        address = endpoint.Address(url, engine, model, endpoint.read_key(api_key_file))
+        raise SystemExit(probing.endpoint(address, asked))
+    if model or api_key_file:
+        raise UsageError("--model and --api-key-file go with --url", means="nothing was probed")
     raise SystemExit(probing.hosts(session(hosts, quiet=True), asked))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ddops.endpoint import Address, connected
 from ddops.errors import DdopsError, Exit, Unreachable, UsageError
 from ddops.journal import redact
 from ddops.journal.outputs import check_writable
@@ -37,8 +39,8 @@ class Asked:
 
         if self.save is not None:
             check_writable("--save", self.save)
-        if self.reference is not None and not self.reference.startswith(("http://", "https://")):
-            raise UsageError(f"--reference {self.reference!r} is no http:// or https:// address", means="nothing was probed")
+        if self.reference is not None:
+            Address(self.reference, option="--reference").base  # noqa: B018 (checked before anything is sent)
         unknown = [name for name in self.only if name not in PROBES]
         if unknown:
             raise UsageError(
@@ -51,21 +53,14 @@ def exit_of(verdict: Verdict) -> Exit:
     return _EXITS.get(str(verdict.kind), Exit.RESTORE_FAILED)
 
 
-def endpoint(url: str, engine: str, asked: Asked) -> int:
+def endpoint(address: Address, asked: Asked) -> int:
     """Probe an address without SSH: a pipeline's side-car, a colleague's server."""
-    import httpx
-
-    from ddops.prove.client import EngineClient
-
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url!r} is no http:// or https:// address", means="nothing was probed")
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    with httpx.Client(base_url=url, limits=limits) as http:
-        return int(_probe(url, EngineClient(http, engine), asked))
+    with connected(address) as client:
+        click.echo(f"{address.url} speaks {client.dialect.kind}, model {client.model}", err=True)
+        return int(_probe(address.url, client, asked))
 
 
 def _probe(where: str, client: EngineClient, asked: Asked) -> Exit:
-    _reach(where, client)
     if asked.replay:
         return _replay(client, asked.replay)
     verdict = _ask(client, asked)
@@ -81,6 +76,7 @@ def hosts(run: Session, asked: Asked) -> int:
     for config in run.hosts:
         try:
             with run.connected(config) as agent, proof.client(agent) as client:
+                _reach(config.name, client)
                 code = max(code, _probe(config.name, client, asked))
         except UsageError:
             raise
@@ -104,28 +100,20 @@ def _reach(where: str, client: EngineClient) -> None:
         raise Unreachable(
             f"{where}: nothing answers there ({problem})",
             means="nothing was probed",
-            hint="start the engine, or name its address: --url http://ADDRESS:PORT, without /v1",
+            hint=f"ddops status --host {where} says what became of the engine",
         ) from problem
 
 
-def _living(url: str, scorer: EngineClient) -> EngineClient:
-    if not scorer.healthy(timeout=10.0):
-        raise Unreachable(f"the reference {url} does not answer", means="nothing was probed")
-    return scorer
-
-
 def _ask(client: EngineClient, asked: Asked) -> Verdict:
-    import httpx
-
     from ddops.prove import battery
-    from ddops.prove.client import EngineClient
     from ddops.prove.evidence import Level
 
     def on_event(evidence: Evidence) -> None:
         click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {evidence.got or evidence.detail}", err=True)
 
-    with httpx.Client(base_url=asked.reference or "http://127.0.0.1") as other:
-        reference = _living(asked.reference, EngineClient(other, "ddtree")) if asked.reference else None
+    with ExitStack() as stack:
+        named = Address(asked.reference, option="--reference") if asked.reference else None
+        reference = stack.enter_context(connected(named)) if named else None
         return battery.run(client, level=Level(asked.level), reference=reference, only=asked.only or None, on_event=on_event)
 
 

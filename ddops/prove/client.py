@@ -86,14 +86,16 @@ class EngineClient:
 
     def _once(self, ask: Ask, deadline: float) -> Reply:
         path, body = self._body(ask)
-        try:
-            reply = self._send(ask, path, body, deadline)
-        except Rejected as refusal:
-            slim = bodies.plain(body, self.dialect, str(refusal))
-            if slim is None:
-                raise
-            reply = self._send(ask, path, slim, deadline)
-            self._unknown |= body.keys() - slim.keys()  # it was these fields: they are left out from now on
+        sent, reply = body, None
+        while reply is None:
+            try:
+                reply = self._send(ask, path, sent, deadline)
+            except Rejected as refusal:
+                slim = bodies.plain(sent, self.dialect, str(refusal))
+                if slim is None:
+                    raise
+                sent = slim
+        self._unknown |= body.keys() - sent.keys()  # it was these fields: they are left out from now on
         if ask.mode is not None and not reply.cancelled and reply.meta.mode != ask.mode:
             raise Unsupported(f"the engine ignored `speculative`: it was asked for {ask.mode} and does not say that it did so")
         return reply

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ddops.prove.replies import object_of, raise_error_body, raise_status
 from ddops.prove.wire import Broken, Gone, Hung, Malformed, Unsupported
@@ -34,17 +35,16 @@ def base_of(url: str) -> str:
 
     Raises ValueError when it is no http:// or https:// address.
     """
-    import httpx
-
     try:
-        parsed = httpx.URL(url.strip())
-    except (httpx.InvalidURL, UnicodeError, TypeError) as exc:
+        parsed = urlsplit(url.strip())
+        usable = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
+    except ValueError as exc:
         raise ValueError(f"{url!r} is no address: {exc}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if not usable:
         raise ValueError(f"{url!r} is no http:// or https:// address")
-    if parsed.query or parsed.fragment or parsed.userinfo:
+    if parsed.query or parsed.fragment or "@" in parsed.netloc:
         raise ValueError(f"{url!r} holds more than an address: no user, query or fragment is taken")
-    return str(parsed.copy_with(path=parsed.path.rstrip("/").removesuffix("/v1")))
+    return f"{parsed.scheme}://{parsed.netloc}{parsed.path.rstrip('/').removesuffix('/v1')}"
 
 
 class Transport:

@@ -62,7 +62,7 @@ def decide(evidence: Sequence[Evidence], policy: Policy) -> tuple[VerdictKind, s
     wrong = [e for e in evidence if e.outcome is Outcome.FAIL and e.fault in (Fault.NONE, Fault.OUTPUT)]
     if wrong:
         return VerdictKind.CORRUPT, _why(wrong)
-    if not any(e.outcome.executed for e in evidence if e.fault is not Fault.DETECTOR):
+    if not _measured(evidence):
         return VerdictKind.INCONCLUSIVE, "no probe came to a result"
     open_questions = [
         e
@@ -78,6 +78,12 @@ def decide(evidence: Sequence[Evidence], policy: Policy) -> tuple[VerdictKind, s
     if slow:
         return VerdictKind.DEGRADED, _why(slow)
     return VerdictKind.PASS, _passed(evidence)
+
+
+def _measured(evidence: Sequence[Evidence]) -> bool:
+    """Whether any probe came to a result. That requests were answered is none when others were tried and told nothing."""
+    executed = {e.probe for e in evidence if e.outcome.executed and e.fault is not Fault.DETECTOR}
+    return bool(executed - {"served"}) or (bool(executed) and len(evidence) == 1)
 
 
 def _missing(evidence: Iterable[Evidence], required: Iterable[str]) -> list[str]:
