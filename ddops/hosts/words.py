@@ -16,10 +16,11 @@ from ddops.errors import Refused
 # The kernel takes at most 128 KiB in one argument, and sshd hands the whole line to `sh -c` as one.
 LONGEST_COMMAND_BYTES = 131_071
 
+_SUDO_WANTS_TTY = re.compile(r"^sudo: (sorry, )?you must have a tty", re.M)
 _SUDO_REFUSALS = (
     re.compile(r"^sudo: a password is required", re.M),
     re.compile(r"^sudo: a terminal is required", re.M),
-    re.compile(r"^sudo: (sorry, )?you must have a tty", re.M),
+    _SUDO_WANTS_TTY,
     re.compile(r"is not in the sudoers file", re.M),
     re.compile(r"^Sorry, user \S+ is not allowed to execute", re.M),
     re.compile(r"^sudo: .*(no new privileges|must be owned by uid 0)", re.M),
@@ -79,8 +80,11 @@ def sudo_refusal(host: str, user: str, argv: Sequence[str], status: int, stderr:
     if not any(pattern.search(stderr) for pattern in _SUDO_REFUSALS):
         return None
     said = next((line for line in stderr.splitlines() if line.strip()), "").strip()
+    lacks, line = "a password", f"{user} ALL=(root) NOPASSWD: {argv[0]}"
+    if _SUDO_WANTS_TTY.search(stderr):
+        lacks, line = "a terminal", f"Defaults:{user} !requiretty"
     return Refused(
-        f"sudo on {host} does not let {user} run {argv[0]} without a password ({said})",
-        means=f"{means}; ddops never sends a password",
-        hint=f"add this line with visudo on {host}:  {user} ALL=(root) NOPASSWD: {argv[0]}",
+        f"sudo on {host} does not let {user} run {argv[0]} without {lacks} ({said})",
+        means=f"{means}; ddops asks for no terminal and never sends a password",
+        hint=f"add this line with visudo on {host}:  {line}",
     )

@@ -405,7 +405,6 @@ def with_sudo(make_sshd: Callable[..., Any], tmp_path: Path) -> Iterator[Callabl
         'echo "sudo: a terminal is required to read the password; use -S" >&2; exit 1',
         'echo "Sorry, user ops is not allowed to execute this as root on gpu-01." >&2; exit 1',
         'echo "ops is not in the sudoers file." >&2; exit 1',
-        'echo "sudo: sorry, you must have a tty to run sudo" >&2; exit 1',
     ],
 )
 def test_a_sudo_that_wants_more_is_refused_with_the_line_that_is_needed(
@@ -415,6 +414,15 @@ def test_a_sudo_that_wants_more_is_refused_with_the_line_that_is_needed(
         with_sudo(behaviour).run(["/usr/local/lib/ddops/ddops-host", "status"], deadline=30, sudo=True)
     assert caught.value.exit is Exit.REFUSED
     assert "ops ALL=(root) NOPASSWD: /usr/local/lib/ddops/ddops-host" in caught.value.hint
+
+
+def test_a_sudo_that_wants_a_terminal_is_refused_with_the_line_that_lets_it_be(
+    with_sudo: Callable[[str], Remote],
+) -> None:
+    remote = with_sudo('echo "sudo: sorry, you must have a tty to run sudo" >&2; exit 1')
+    with pytest.raises(Refused, match="without a terminal") as caught:
+        remote.run(["/usr/local/lib/ddops/ddops-host", "status"], deadline=30, sudo=True)
+    assert "Defaults:ops !requiretty" in caught.value.hint
 
 
 def test_sudo_runs_the_command_and_its_own_failure_stays_its_own(with_sudo: Callable[[str], Remote]) -> None:

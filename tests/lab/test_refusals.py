@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,43 @@ def test_a_unit_that_is_not_ours_is_refused_and_can_be_adopted(operator: Operato
     back = operator.ddops("rollback", "--host", host.name)
     assert back.code == 0, back.err
     assert host.read(f"/etc/systemd/system/{UNIT}") == by_hand
+
+
+LINE = "deploy ALL=(root) NOPASSWD: /usr/local/lib/ddops/ddops-host"
+
+
+@contextlib.contextmanager
+def changed(host: Host, path: str, text: str) -> Iterator[None]:
+    """A file on the host is another one meanwhile."""
+    kept, mode = host.read(path), int(host.sh(f"stat -c %a {path}"), 8)
+    host.write(path, text, mode)
+    yield
+    host.write(path, kept, mode)
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize(
+    ("sudoers", "line"),
+    [
+        ("deploy ALL=(root) PASSWD: ALL\n", LINE),
+        (f"Defaults requiretty\n{LINE}\n", "Defaults:deploy !requiretty"),
+        ("deploy ALL=(root) NOPASSWD: /usr/bin/id\n", LINE),
+        ("nobody ALL=(root) NOPASSWD: ALL\n", LINE),
+    ],
+    ids=["password", "requiretty", "another command", "not in sudoers"],
+)
+def test_a_sudo_that_wants_more_is_refused_with_the_line_that_is_missing(
+    operator: Operator, host: Host, sudoers: str, line: str
+) -> None:
+    operator.write(user="deploy")
+    with changed(host, "/etc/sudoers", f"{sudoers}root ALL=(ALL) ALL\n"):
+        for words in (["reconfig", "--budget", "12"], ["rollback"], ["verify"], ["status"], ["doctor"]):
+            run = operator.ddops(*words, "--host", host.name)
+            text = run.err + run.out
+            assert run.code == 3, text
+            assert "sudo on lab-01 does not let deploy run" in text
+            assert words == ["doctor"] or line in text
+            assert "Traceback" not in text
 
 
 def test_a_python_that_cannot_run_the_engine_is_refused_by_install_and_by_reconfig_alike(operator: Operator) -> None:

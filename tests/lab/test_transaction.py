@@ -225,9 +225,20 @@ def test_ctrl_c_twice_leaves_and_says_when_the_host_undoes(operator: Operator, h
     operator.assert_proven(host, 8)
 
 
+@contextlib.contextmanager
+def hang_ups(action: signal.Handlers) -> Iterator[None]:
+    """What is started meanwhile takes SIGHUP so, whatever these tests were started under."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_closed_terminal_goes_back_to_a_proven_state(operator: Operator, host: Host) -> None:
     keyboard, terminal = pty.openpty()
-    started = operator.start("reconfig", "--budget", "12", "--host", host.name, "--yes", terminal=terminal)
+    with hang_ups(signal.SIG_DFL):
+        started = operator.start("reconfig", "--budget", "12", "--host", host.name, "--yes", terminal=terminal)
     os.close(terminal)
     with reading(keyboard):
         started.wait_for("step.started", step="prove")
@@ -239,7 +250,8 @@ def test_a_closed_terminal_goes_back_to_a_proven_state(operator: Operator, host:
 
 
 def test_a_hang_up_counts_once_and_under_nohup_not_at_all(operator: Operator, host: Host) -> None:
-    started = operator.start("reconfig", "--budget", "12", "--host", host.name)
+    with hang_ups(signal.SIG_DFL):
+        started = operator.start("reconfig", "--budget", "12", "--host", host.name)
     started.wait_for("step.started", step="prove")
     for _ in range(3):
         started.child.send_signal(signal.SIGHUP)
@@ -247,11 +259,8 @@ def test_a_hang_up_counts_once_and_under_nohup_not_at_all(operator: Operator, ho
     run = started.end()
     assert run.code == 129, run.err
     operator.assert_proven(host, 8)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with hang_ups(signal.SIG_IGN):
         started = operator.start("reconfig", "--budget", "12", "--host", host.name)
-    finally:
-        signal.signal(signal.SIGHUP, before)
     started.wait_for("step.started", step="prove")
     started.child.send_signal(signal.SIGHUP)
     run = started.end()
@@ -331,6 +340,15 @@ def sshd(host: Host, *lines: str):  # type: ignore[no-untyped-def]
 def test_a_narrow_sshd_does_the_whole_job(operator: Operator, host: Host, lines: tuple[str, ...]) -> None:
     with sshd(host, *lines):
         run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    assert run.code == 0, run.err
+    operator.assert_proven(host, 12)
+
+
+def test_a_host_without_python_of_its_own_does_the_whole_job_with_the_engines(operator: Operator, host: Host) -> None:
+    host.sh("mkdir /root/away && mv /usr/bin/python3* /root/away/")
+    with sshd(host, "AllowTcpForwarding no"):  # HTTP then goes through a program on the host
+        run = operator.ddops("reconfig", "--budget", "12", "--host", host.name)
+    host.sh("mv /root/away/* /usr/bin/ && rmdir /root/away")
     assert run.code == 0, run.err
     operator.assert_proven(host, 12)
 
