@@ -23,6 +23,7 @@ DEFAULT_MAX_NEW_TOKENS = 128  # SGLang's
 
 
 async def job_for(body: GenerateBody, service: Service) -> Job:
+    service.check_model(body.model)
     params = body.sampling_params
     prompt_ids = await service.encode(body.text) if body.text is not None else tuple(body.input_ids or ())
     max_new = DEFAULT_MAX_NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens

@@ -41,43 +41,64 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
 }
-_NEUTRAL_GENERATE: dict[str, tuple[Any, ...]] = {
-    "token_ids_logprob": (),
-    "image_data": (),
-    "audio_data": (),
+# What SGLang's own server and router add to every request: facts for the reply that this engine does not have.
+_NEUTRAL_ROUTED: dict[str, tuple[Any, ...]] = {
+    "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
+    "return_token_ids": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_spec_tokens_details": (False,),
     "lora_path": (),
     "session_params": (),
     "priority": (),
-    "return_hidden_states": (False,),
+    "data_parallel_rank": (),
+    "bootstrap_host": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+}
+_NEUTRAL_GENERATE: dict[str, tuple[Any, ...]] = _NEUTRAL_ROUTED | {
+    "token_ids_logprob": (),
+    "image_data": (),
+    "audio_data": (),
     "log_metrics": (True, False),
+    "background": (False,),
+    "no_logs": (True, False),  # requests are never logged
+    "return_bytes": (False,),
+    "return_entropy": (False,),
 }
-_NEUTRAL_OPENAI = _NEUTRAL_SAMPLING | {
-    "user": (_ANYTHING,),
-    "safety_identifier": (_ANYTHING,),
-    "prompt_cache_key": (_ANYTHING,),
-    "metadata": (_ANYTHING,),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none",),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "reasoning_effort": (),
-    "prediction": (),
-    "verbosity": (),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "add_special_tokens": (True, False),  # this vocabulary adds none either way
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "separate_reasoning": (True, False),
-}
+_NEUTRAL_OPENAI = (
+    _NEUTRAL_SAMPLING
+    | _NEUTRAL_ROUTED
+    | {
+        "user": (_ANYTHING,),
+        "safety_identifier": (_ANYTHING,),
+        "prompt_cache_key": (_ANYTHING,),
+        "metadata": (_ANYTHING,),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "tools": ([],),
+        "functions": ([],),
+        "tool_choice": ("none", "auto"),
+        "function_call": ("none",),
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "reasoning_effort": (),
+        "prediction": (),
+        "verbosity": (),
+        "prompt_logprobs": (),
+        "truncate_prompt_tokens": (),
+        "add_special_tokens": (True, False),  # this vocabulary adds none either way
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "separate_reasoning": (True, False),
+        "stream_reasoning": (True, False),
+    }
+)
 
 
 class FieldError(Exception):
@@ -134,6 +155,7 @@ class SamplingParams(Sampled):
 class GenerateBody(_Body):
     """POST /generate, as SGLang has it; one prompt per request."""
 
+    model: str | None = None
     text: str | None = None
     input_ids: TokenIds | None = None
     sampling_params: SamplingParams = SamplingParams()
