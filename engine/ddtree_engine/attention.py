@@ -44,17 +44,31 @@ class _OneByOne:
         self._pad = batch.padded - batch.rows
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        outs = []
-        for first, end, low, high, mask in self._parts:
-            n, heads, dim = end - first, queries.shape[1], queries.shape[2]
-            kv_heads = keys.shape[1]
-            q = queries[first:end].view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
-            k, v = keys[low:high].transpose(0, 1)[None], values[low:high].transpose(0, 1)[None]
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            outs.append(out.view(kv_heads, -1, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim))
+        outs = [self._part(queries[first:end], keys, values, *slots) for first, end, *slots in self._parts]
         if self._pad:
             outs.append(outs[0].new_zeros(self._pad, outs[0].shape[1]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    @staticmethod
+    def _part(
+        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, low: int, high: int, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        n, heads, dim = queries.shape
+        kv_heads = keys.shape[1]
+        k, v = _lane(keys, low, high), _lane(values, low, high)
+        if n == 1:  # nothing to reorder
+            out = F.scaled_dot_product_attention(queries.view(1, kv_heads, -1, dim), k, v)
+            return out.view(1, heads * dim)
+        q = queries.view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.view(kv_heads, -1, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
+
+
+def _lane(pool: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """[slots, kv heads, dim] -> [1, kv heads, high - low, dim]: one view, where a slice and a transposition take three."""
+    _, kv_heads, dim = pool.shape
+    slot, head, one = pool.stride()
+    return pool.as_strided((1, kv_heads, high - low, dim), (0, head, slot, one), pool.storage_offset() + low * slot)
 
 
 def _worth_padding(segments: Sequence[Segment], slab_slots: int) -> bool:
@@ -86,18 +100,22 @@ class _Padded:
             lane[:, segment.past : segment.seen][segment.sees()] = 0.0
             places.extend((slab - self._first) * self._rows + row for row in range(segment.rows))
         self._mask = torch.from_numpy(np.tile(mask, (1, groups, 1))[:, None]).to(device, dtype)
-        self._places = torch.tensor(places, device=device)
-        self._reads = torch.tensor(places + [0] * (batch.padded - batch.rows), device=device)
+        self._moves = places != list(range(self._span * self._rows)) or batch.padded != batch.rows
+        if self._moves:
+            self._places = torch.tensor(places, device=device)
+            self._reads = torch.tensor(places + [0] * (batch.padded - batch.rows), device=device)
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         _rows, heads, dim = queries.shape
         kv_heads, span, n = keys.shape[1], self._span, self._rows
-        q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries[: len(self._places)])
+        q = queries
+        if self._moves:
+            q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries[: len(self._places)])
         q = q.view(span, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(span, kv_heads, -1, dim)
         k, v = self._lanes(keys), self._lanes(values)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
         out = out.view(span, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(span * n, heads * dim)
-        return out.index_select(0, self._reads)
+        return out.index_select(0, self._reads) if self._moves else out
 
     def _lanes(self, pool: torch.Tensor) -> torch.Tensor:
         """[slots, kv heads, dim] -> [slabs, kv heads, seen, dim], without a copy."""

@@ -28,16 +28,19 @@ class Linear:
     def __init__(self, weight: torch.Tensor) -> None:
         self._packed = _pack(weight)
         self._weight = None if self._packed is not None else weight
+        if self._packed is not None:  # looked up once: finding an overload costs as much as a small operation
+            self._product = torch.ops.mkldnn._linear_pointwise.default
+            self._product_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+            return self._product(x, self._packed, None, "none", [], "")
         return F.linear(x, self._weight)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + x @ weight.T; the residual may be overwritten with it."""
         if self._packed is not None:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, None, "add")
+            return self._product_add(x, residual, self._packed, None, "add")
         assert self._weight is not None
         return residual.addmm_(x, self._weight.t())  # one kernel and one rounding less
 
@@ -73,8 +76,9 @@ class Norm:
 
     def exact(self, x: torch.Tensor) -> torch.Tensor:
         """float32, whatever x is."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return (x / torch.hypot(length, self._floor)).mul_(self._scaled)
+        wide = x.float()  # once: every operation below would widen it by itself
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return (wide / torch.hypot(length, self._floor)).mul_(self._scaled)
 
 
 class Rope:
@@ -91,9 +95,9 @@ class Rope:
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """x float32 [..., heads, dim] in pairs, turned by complex [..., 1, dim / 2]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns).flatten(-2)
+    """x float32 [..., heads, dim] in pairs, turned in place by complex [..., 1, dim / 2]."""
+    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
+    return x
 
 
 def pair_heads(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -156,12 +160,11 @@ class TorchSteps:
 
     def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         c = self._config
-        heads = qkv.view(qkv.shape[0], -1, c.head_dim)
-        turned = c.heads + c.kv_heads
-        qk = rotate(qk_norm.exact(heads[:, :turned]), self._turns).to(qkv.dtype)
-        keys.index_copy_(0, self._slots, qk[:, c.heads :])
-        values.index_copy_(0, self._slots, heads[:, turned:])
-        return qk[:, : c.heads]
+        qk, v = qkv.view(qkv.shape[0], -1, c.head_dim).split_with_sizes((c.heads + c.kv_heads, c.kv_heads), 1)
+        q, k = rotate(qk_norm.exact(qk), self._turns).to(qkv.dtype).split_with_sizes((c.heads, c.kv_heads), 1)
+        keys.index_copy_(0, self._slots, k)
+        values.index_copy_(0, self._slots, v)
+        return q
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

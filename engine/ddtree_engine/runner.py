@@ -12,10 +12,12 @@ import torch
 
 from ddtree_engine.attention import Attend, plan_sdpa
 from ddtree_engine.cache import Cache
+from ddtree_engine.checkpoint import StackConfig
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows, bucket
-from ddtree_engine.sampling import RowSampling
+from ddtree_engine.sampling import RowSampling, best
+from ddtree_engine.threads import Threads, numbers_per_product
 from ddtree_engine.tree import Tree, root_only
 
 
@@ -52,6 +54,14 @@ class Runner:
         self.staircase = False  # whether a pass costs as much as the next captured size
         self.row_sizes: tuple[int, ...] = ()  # captured, ascending; () where any size runs as it is
         self.request_sizes: tuple[int, ...] = ()
+        self._verify_threads = self._threads(target.config.stack)
+        self._draft_threads = self._threads(drafter.config.stack) if drafter is not None else None
+
+    def _threads(self, stack: StackConfig) -> Threads | None:
+        """None off the CPU, where threads are not what a pass waits for."""
+        if self.device.type != "cpu":
+            return None
+        return Threads(torch.get_num_threads(), numbers_per_product(stack), self.target.embedding.itemsize)
 
     def batch(self, segments: Sequence[Segment]) -> RowBatch:
         """The rows of a pass; on CPU padded to sizes that come back."""
@@ -63,6 +73,8 @@ class Runner:
 
         Returns hidden states [padded rows, hidden] before the final norm.
         """
+        if self._verify_threads is not None:
+            self._verify_threads.use(rows.padded)
         self.featured = features and self.drafter is not None
         taps = self.drafter.taps if self.drafter is not None and self.featured else ()
         attend = self._attend(rows, self.target.config.stack.heads, self.target.config.stack.kv_heads)
@@ -109,6 +121,8 @@ class Runner:
         """Blocks -> (log-probabilities, token ids) [requests, block_size - 1, k] on the device."""
         assert self.drafter is not None
         assert self.cache.drafter is not None
+        if self._draft_threads is not None:
+            self._draft_threads.use(rows.padded)
         stack = self.drafter.config.stack
         attend = self._attend(rows, stack.heads, stack.kv_heads)
         logprobs, ids = self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
@@ -128,7 +142,7 @@ class Runner:
         if self.replays(rows):
             self.replay(rows, [], [])
         else:
-            self.logits(self.verify(rows, features=True), range(rows.rows)).argmax(-1).tolist()
+            best(self.logits(self.verify(rows, features=True), range(rows.rows))).tolist()
 
     def probe_draft(self, requests: int, past: int, k: int) -> None:
         """One draft as a decoding round has it, for measuring (a replay includes a pass over the roots)."""

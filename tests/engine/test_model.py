@@ -194,6 +194,17 @@ def test_padded_attention_equals_one_call_per_request(segments: list[Segment], s
     assert torch.allclose(joined[: batch.rows], single[: batch.rows], atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("slabs", [[0, 1, 2], [2, 1, 0], [1, 2, 4]])
+def test_padded_attention_of_equal_segments_in_any_slabs(rows: int, slabs: list[int]) -> None:
+    """In slab order nothing has to be moved; otherwise it must be."""
+    segments = [Segment(slab * 20, 7, [0] * rows, range(rows), Sight.CAUSAL) for slab in slabs]
+    batch = batch_rows(segments, CPU)
+    queries, keys, values = torch.randn(batch.padded, 4, 8), torch.randn(101, 2, 8), torch.randn(101, 2, 8)
+    joined = _Padded(batch, 20, 2, torch.float32, CPU)(queries, keys, values)
+    assert torch.allclose(joined, _OneByOne(batch, 2, torch.float32, CPU)(queries, keys, values), atol=1e-5)
+
+
 def test_few_row_counts_are_ever_computed() -> None:
     sizes = {bucket(n) for n in range(1, 1025)}
     assert len(sizes) <= 16 + 8 * 6

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from ddtree_engine.requests import Sampling
-from ddtree_engine.sampling import RowSampling, choose, gumbel, logprobs_of, reference_gumbel, request_seed, row_key
+from ddtree_engine.sampling import RowSampling, best, choose, gumbel, logprobs_of, reference_gumbel, request_seed, row_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+NUMBERS = st.floats(width=32, allow_nan=False)
 
 keys = st.integers(-(2**63), 2**63 - 1)
 
@@ -92,3 +94,10 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     assert own == pytest.approx([float(logp[0, 4]), float(logp[1, 0]), float(logp[2, 10])])
     assert [t for _, t in top[1]] == logp[1].topk(3).indices.tolist()
     assert logprobs_of(logits, [], 3) == ((), ())
+
+
+@given(st.integers(1, 5).flatmap(lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4)))
+def test_best_is_the_first_of_the_largest(rows: list[list[float]]) -> None:
+    logits = torch.tensor(rows)
+    assert best(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert best(logits.t()).tolist() == [column.index(max(column)) for column in logits.t().tolist()]
