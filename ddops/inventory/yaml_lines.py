@@ -13,6 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent
 from ruamel.yaml.reader import ReaderError
 
 from ddops.errors import Fault, InventoryError
@@ -69,6 +70,7 @@ def parse(text: str | bytes, file: str) -> Document:
     """
     source = _decode(text, file)
     try:
+        _check_depth(source, file)
         root = YAML(typ="rt").load(source)
     except MarkedYAMLError as problem:
         raise _marked(problem, source, file) from None
@@ -89,6 +91,16 @@ def parse(text: str | bytes, file: str) -> Document:
         raise InventoryError(Fault("nested too deeply, or not plain YAML", file)) from None
     document = Document(None, file, {(): 1})
     return replace(document, value=_Plain(document).convert(root, (), 0))
+
+
+def _check_depth(source: str, file: str) -> None:
+    """Found while reading, event by event: loading takes minutes for what is nested thousands deep."""
+    depth = 0
+    for event in YAML(typ="rt").parse(source):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else None
+            raise InventoryError(Fault("nested too deeply", file, line))
 
 
 def _decode(source: str | bytes, file: str) -> str:
