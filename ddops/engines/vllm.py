@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONFIG = ("--speculative-config", "-sc")
 _DOTTED = "--speculative-config."
+_SHORT = {"method": ("--spec-method",), "model": ("--spec-model",), "num_speculative_tokens": ("--spec-tokens",)}
 
 
 class _Vllm(Profile):
@@ -40,7 +41,7 @@ class _Vllm(Profile):
         return [*out, *engine.extra_args]
 
     def owned_flags(self) -> frozenset[str]:
-        return super().owned_flags() | set(CONFIG)
+        return super().owned_flags() | set(CONFIG).union(*_SHORT.values())
 
     def parse_argv(self, argv: Sequence[str]) -> Settings:
         base = super().parse_argv(argv)
@@ -58,7 +59,7 @@ class _Vllm(Profile):
     def amend(self, argv: Sequence[str], settings: Settings, drafter: str = "") -> list[str]:
         out, config = list(argv), self._config(argv)
         if not settings.drafts:
-            out = words.drop(_without_dotted(out), CONFIG)
+            out = words.drop(_bare(out), CONFIG)
         elif self.parse_argv(argv) != settings or not config:
             changed = dict(config)
             changed.setdefault("model", drafter)
@@ -66,16 +67,21 @@ class _Vllm(Profile):
                 raise ArgvError("the unit names no drafter", "set engine.drafter in the inventory")
             changed["method"] = settings.algorithm.lower()
             changed = _with_tokens(changed, settings)
-            if changed != config:  # dotted flags are folded into the one value, so that nothing is said twice
-                out = words.put(_without_dotted(out), CONFIG, _dump(changed))
+            if changed != config:  # the other spellings are folded into the one value, so that nothing is said twice
+                out = words.put(_bare(out), CONFIG, _dump(changed))
         out = self._put(out, "max_running", settings.max_running)
         return self._put(out, "cuda_graph_max_bs", settings.cuda_graph_max_bs)
 
     def _config(self, argv: Sequence[str]) -> dict[str, Any]:
         found = words.last(argv, CONFIG, tuple(super().owned_flags()))
-        config: dict[str, Any] = _load(found.value) if found else {}
+        # vLLM takes the keys with dashes as well.
+        config: dict[str, Any] = {k.replace("-", "_"): v for k, v in _load(found.value).items()} if found else {}
         for word, value in _dotted(argv):
             config[word.removeprefix(_DOTTED).replace("-", "_")] = _scalar(value)
+        for key, flag in _SHORT.items():
+            short = words.last(argv, flag)
+            if short is not None:
+                config[key] = _scalar(short.value) if key == "num_speculative_tokens" else short.value
         return config
 
     def reported(self, info: Mapping[str, Any] | None) -> Settings | None:
@@ -97,6 +103,14 @@ def _dotted(argv: Sequence[str]) -> list[tuple[str, str]]:
             raise ArgvError(f"{flag} has no value", "give it one, or remove it")
         pairs.append((flag, value if equals else argv[index + 1]))
     return pairs
+
+
+def _bare(argv: Sequence[str]) -> list[str]:
+    """Without the spellings of the configuration that are not the one value."""
+    out = _without_dotted(argv)
+    for flag in _SHORT.values():
+        out = words.drop(out, flag)
+    return out
 
 
 def _without_dotted(argv: Sequence[str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""SGLang's flags as its versions have them: today's name is written, an older one in the unit is changed in place."""
+"""Flags of SGLang and vLLM as their versions have them: today's name is written, another in the unit is understood."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddops.engines import PROFILES, Settings
+from ddops.engines import PROFILES, ArgvError, Settings
 from ddops.inventory import EngineSection
 
 SGLANG = PROFILES["sglang"]
@@ -56,3 +56,40 @@ def test_a_flag_of_another_version_is_explained() -> None:
     [finding] = SGLANG.classify_log([line])
     assert "engine.flags" in finding.meaning
     assert not finding.environment
+
+
+# ---- vLLM: one configuration, four spellings
+
+VLLM = PROFILES["vllm"]
+SERVE = ["vllm", "serve", "/m"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--spec-method", "dflash", "--spec-model", "/d", "--spec-tokens", "15"),
+        ("--spec_method=dflash", "--spec_model=/d", "--spec_tokens=15"),
+        ("--speculative-config.method", "dflash", "--speculative-config.model=/d", "--spec-tokens", "15"),
+        ("-sc", '{"method":"dflash","model":"/d","num-speculative-tokens":15}'),
+        ("--speculative-config", '{"method":"dflash","model":"/d"}', "--spec-tokens", "15"),
+    ],
+)
+def test_every_spelling_of_the_drafter_is_understood_and_becomes_one_value(words: tuple[str, ...]) -> None:
+    argv = [*SERVE, *words, "--max-num-seqs", "8"]
+    assert VLLM.parse_argv(argv) == Settings("DFLASH", 15, max_running=8)
+    assert VLLM.amend(argv, Settings("DFLASH", 15, max_running=8), "/d") == argv
+    changed = VLLM.amend(argv, Settings("DFLASH", 7, max_running=8), "/d")
+    assert VLLM.parse_argv(changed) == Settings("DFLASH", 7, max_running=8)
+    spoken = [w for w in changed if w.startswith(("-sc", "--spec"))]
+    assert spoken in (["--speculative-config"], ["-sc"])
+    assert VLLM.amend(argv, Settings("NONE", max_running=8)) == [*SERVE, "--max-num-seqs", "8"]
+
+
+@pytest.mark.parametrize("flag", ["--spec-method", "--spec-model", "--spec-tokens", "--speculative-config"])
+def test_the_drafters_flags_are_ours_to_set(flag: str) -> None:
+    assert flag in VLLM.owned_flags()
+
+
+def test_a_number_of_tokens_that_is_none_is_refused() -> None:
+    with pytest.raises(ArgvError, match="no positive number"):
+        VLLM.parse_argv([*SERVE, "--spec-method", "dflash", "--spec-tokens", "many"])
