@@ -119,6 +119,6 @@ def show(run: Session, as_json: bool) -> int:
     memories = merge(ledgers)
     if as_json:
         click.echo(json.dumps({"v": 1, "known": [memory.to_dict() for memory in memories]}, indent=2))
-    else:
+    elif memories or code is Exit.OK:  # of hosts that did not answer nothing can be said
         click.echo(redact("\n".join(lines(memories))) or "nothing is known yet")
     return int(code)

@@ -176,7 +176,7 @@ def doctor(run: Session) -> int:
             with run.connected(config) as agent:
                 checks = _checks(agent, agent.look())
         except DdopsError as problem:
-            click.echo(f"{config.name}  NO  {problem.what}")
+            click.echo(redact(f"{config.name}  NO  {problem.what}{f'  -> {problem.hint}' if problem.hint else ''}"))
             code = max(code, problem.exit)
             continue
         for good, what, hint in checks:

@@ -80,15 +80,9 @@ class Session:
             self.journal.emit("warning", host=config.name, text=text)
 
         deadline = max(CONNECT_SECONDS, config.ssh.connect_timeout_seconds)
-        self.journal.emit("step.started", host=config.name, step="connect")
-        try:
+        with self.journal.step(config.name, "connect"):
             remote = connect(config, deadline_seconds=deadline, on_note=note)
-        except DdopsError:
-            self.journal.emit("step.finished", host=config.name, step="connect", ok=False, seconds=0.0)
-            raise
         with remote:
-            seconds = remote.timings.total
-            self.journal.emit("step.finished", host=config.name, step="connect", ok=True, seconds=seconds)
             yield Agent(remote, config, self.run, self.journal, self.fleet.hosts)
 
     def over(self, act: Act) -> None:

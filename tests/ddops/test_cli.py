@@ -147,3 +147,15 @@ def test_a_probe_that_does_not_exist_is_found_without_any_host(folder: Path) -> 
         done = ddops(*words, cwd=folder)
         assert done.returncode == 2, done.stderr
         assert "codng" in done.stderr
+
+
+def test_what_only_looks_says_of_an_unreachable_host_what_and_what_to_do_once(folder: Path) -> None:
+    text = INVENTORY.replace("10.0.0.1,", "127.0.0.1, ssh: {port: 1, connect_timeout_seconds: 2},")
+    (folder / "inventory.yaml").write_text(text)
+    for command in ("status", "history", "known", "logs", "doctor"):
+        done = ddops(command, "--host", "b300-01", cwd=folder)
+        assert done.returncode == 6, done.stderr
+        said = done.stdout + done.stderr
+        assert said.count("Connection refused") == 1, said
+        assert said.count("ssh -v -p 1 root@127.0.0.1 true") == 1, said
+        assert "nothing is known" not in said
