@@ -31,6 +31,11 @@ class Reading:
     sample: int
     per_request: tuple[float, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Under which a baseline keeps it: one long stream and many short requests never read the same."""
+        return f"acceptance, {self.source}"
+
 
 def mid_stream(chunks: Sequence[Chunk]) -> float | None:
     """Committed tokens over passes between two points inside one stream; None when the stream carries no counters."""
@@ -85,7 +90,7 @@ def judge(
         return Evidence("acceptance", Outcome.NOT_SCORED, detail="speculation is off")
     if reading is None:
         return Evidence("acceptance", Outcome.NOT_SCORED, detail="the engine reports no verify passes anywhere")
-    known = baseline.get("acceptance") if baseline else None
+    known = _known(reading, baseline)
     if known and cap:
         known = min(known, float(cap))  # a smaller tree is not held to what only a larger one can reach
     limits = [f"> {DEAD}"] + ([f"< {cap}"] if cap else [])
@@ -101,15 +106,23 @@ def judge(
         sample=reading.sample,
         detail=f"{detail + '; ' if detail else ''}source: {reading.source}",
         fault=Fault.NONE if outcome is Outcome.PASS else Fault.SPEED,
-        values={"acceptance": reading.mean},
+        values={"acceptance": reading.mean, reading.key: reading.mean},
     )
+
+
+def _known(reading: Reading, baseline: Baseline | None) -> float | None:
+    """The last known-good's figure from the same source; from a record of before sources were kept, whatever it has."""
+    if baseline is None:
+        return None
+    sources = [name for name in baseline.values if name.startswith("acceptance, ")]
+    return baseline.get(reading.key if sources else "acceptance")
 
 
 def _held(reading: Reading, turns: Sequence[Turn], cap: int | None, known: float | None, gates: Gates) -> tuple[Outcome, str]:
     if reading.mean <= DEAD:
         return Outcome.DEGRADED, "the drafter does not help: about one token a pass"
     at_cap = bool(cap and cap > 2 and reading.mean >= 0.98 * cap)
-    looping = [t for t in turns if alarms.loop(t.text, t.item.prompt if t.item else "")] if at_cap else []
+    looping = [t for t in turns if alarms.loop(t.text, t.item.said if t.item else "")] if at_cap else []
     if looping:
         return Outcome.DEGRADED, f"at the cap of {cap}, and {len(looping)} of {len(turns)} replies go round in a loop"
     if known and reading.mean < gates.acceptance * known:

@@ -110,7 +110,7 @@ class EngineClient:
     def _body(self, ask: Ask) -> tuple[str, dict[str, Any]]:
         if ask.mode is not None and not self.dialect.spec_switch:
             raise Unsupported(f"{self.dialect.kind} cannot switch speculation per request")
-        if self.dialect.native and not ask.messages:
+        if self.dialect.native and not ask.messages and not ask.openai:
             return "/generate", bodies.native(ask)
         path = "/v1/chat/completions" if ask.messages else "/v1/completions"
         return path, bodies.openai(ask, self.dialect, self.model, self._unknown)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ from ddops.prove.problems import KIN, STANDARD, Problem
 class Kind(StrEnum):
     CODE = "code"  # checked by running it (coding.py)
     COPY = "copy"
+    LONG_COPY = "long_copy"  # a prompt of several hundred tokens, and an answer as long
     NONCE = "nonce"
     NONCE_CODE = "nonce_code"
     ARITH = "arith"
@@ -45,6 +46,7 @@ _PROBES = {
     Kind.NONCE: "isolation",
     Kind.NONCE_CODE: "shapes",
     Kind.LONG: "long",
+    Kind.LONG_COPY: "long",
     Kind.OPEN: "sweep",
 }
 
@@ -59,17 +61,27 @@ class Item:
     max_tokens: int = 256
     marks: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+    history: tuple[tuple[str, str], ...] = ()  # (role, content) of the turns before
 
     @property
     def probe(self) -> str:
         return self.kind.probe
+
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]:
+        return (*self.history, ("user", self.prompt))
+
+    @property
+    def said(self) -> str:
+        """Everything that the model was given."""
+        return "\n".join(content for _, content in self.messages)
 
 
 def check(item: Item, text: str) -> Check | None:
     """Whether the text is right; None for code, which has to be run."""
     expect = item.expect
     match item.kind:
-        case Kind.COPY:
+        case Kind.COPY | Kind.LONG_COPY:
             return copying.compare(tuple(expect["ids"]), text).check()
         case Kind.NONCE:
             return answers.word(text, expect["mark"])
@@ -126,16 +138,24 @@ class Maker:
         # A character is at most a token; line ends and chatty frames on top.
         return Item(Kind.COPY, copying.prompt(ids), {"ids": list(ids)}, 96 + 12 * count, marks=ids)
 
+    def long_copy(self) -> Item:
+        return replace(self.copy(self.rng.randint(34, 39)), kind=Kind.LONG_COPY)
+
     def nonce(self) -> Item:
+        """A code word to say again, given with the question, in a turn before it, or by the system."""
         mark = next(self._marks)
-        prompt = f"Your code word is {mark}. Reply with the code word only."
-        return Item(Kind.NONCE, prompt, {"mark": mark}, 64, marks=(mark,))
+        given, asked = f"Your code word is {mark}.", "Reply with the code word only."
+        before = (("user", f"{given} {asked}"), ("assistant", mark))
+        prompt, history = self.rng.choice(((f"{given} {asked}", ()), (asked, before), (asked, (("system", given),))))
+        return Item(Kind.NONCE, prompt, {"mark": mark}, 64, marks=(mark,), history=history)
 
     def nonce_code(self) -> Item:
         mark, problem = next(self._marks), self.rng.choice((*STANDARD, *KIN))
-        prompt = f"Remember the code word {mark}. {problem.prompt} Put the code word in a comment on the first line."
+        given, asked = f"Remember the code word {mark}.", f"{problem.prompt} Put the code word in a comment on the first line."
+        before = (("user", given), ("assistant", "Understood."))
+        prompt, history = self.rng.choice(((f"{given} {asked}", ()), (asked, before)))
         expect = {"mark": mark, "function": problem.name}
-        return Item(Kind.NONCE_CODE, prompt, expect, 640, marks=(mark,), problems=(problem,))
+        return Item(Kind.NONCE_CODE, prompt, expect, 640, marks=(mark,), problems=(problem,), history=history)
 
     def arith(self) -> Item:
         a, b, sign = self.rng.randint(2, 60), self.rng.randint(2, 40), self.rng.choice("+-")

@@ -39,6 +39,8 @@ class Judgement:
     worst: float
     near: int
     over: tuple[tuple[int, int, float], ...]
+    contested: int = 0  # positions whose best two lie a good part of the threshold apart, yet within it
+    lost: int = 0  # of these, where the second was said
 
     @property
     def clean(self) -> bool:
@@ -70,7 +72,21 @@ def judge(scored: Sequence[Scored], limit: Threshold) -> Judgement:
     over = tuple((i, token, gap) for i, token, gap in gaps if gap is not None and gap > limit.nats)
     near = sum(limit.tie < gap <= limit.nats for _, _, gap in gaps if gap is not None)
     worst = max((gap for _, _, gap in gaps if gap is not None), default=0.0)
-    return Judgement(len(scored), len(gaps), worst, near, over)
+    contested = [s for s in scored if len(s.top) > 1 and limit.nats / 4 <= s.top[0][0] - s.top[1][0] <= limit.nats]
+    lost = sum(s.token == s.top[1][1] for s in contested)
+    return Judgement(len(scored), len(gaps), worst, near, over, len(contested), lost)
+
+
+def second_best(judged: Sequence[Judgement]) -> str:
+    """Whether the second of two close tokens is said more often than the first: what they find, or "".
+
+    Each is within the threshold, so rounding might explain it; but rounding never prefers the less likely one.
+    """
+    contested, lost = sum(j.contested for j in judged), sum(j.lost for j in judged)
+    # Were it a coin's toss, which is the worst that noise can do, this would come once in some ten thousand runs.
+    if contested < 12 or lost < contested / 2 + 2 * math.sqrt(contested):
+        return ""
+    return f"of {contested} close decisions {lost} went to the less likely token"
 
 
 def too_many_near(near: int, tokens: int, off_near: int, off_tokens: int) -> bool:
@@ -132,6 +148,36 @@ def surprise(scored: Sequence[Scored], temperature: float, top_p: float = 1.0, t
         variance += sum(q * math.log(q) ** 2 for q in support.values() if q > 0) - entropy**2
     z = total / math.sqrt(variance) if variance > 1e-9 else 0.0
     return Surprise(tokens, z, outside, expected, seen)
+
+
+def repeat_chance(scored: Sequence[Scored], temperature: float, top_p: float = 1.0) -> float | None:
+    """At most how likely (natural log) another draw says the same tokens: every one had been the likeliest.
+
+    None without alternatives. Sharper sampling than is known of (top_k, say) makes repeats likelier: not used there.
+    """
+    if temperature <= 0 or not scored or any(not s.top for s in scored):
+        return None
+    total = 0.0
+    for position in scored:
+        weights = [math.exp((lp - position.top[0][0]) / temperature) for lp, _ in position.top]
+        total += math.log(min(1.0, 1 / (sum(weights) * top_p)))
+    return total
+
+
+def outside_nucleus(scored: Sequence[Scored], top_p: float) -> tuple[int, int]:
+    """(tokens that sampling at T=1 within the `top_p` nucleus could not have chosen, tokens looked at)."""
+    outside = looked = 0
+    for position in scored:
+        before, inside = 0.0, False
+        for logprob, token in position.top:
+            if before > top_p + 0.02:  # rounding moves the edge
+                break
+            inside = inside or token == position.token
+            before += math.exp(logprob)
+        if before > top_p + 0.02:  # else the nucleus reaches beyond what is known
+            looked += 1
+            outside += not inside
+    return outside, looked
 
 
 def _support(position: Scored, temperature: float, top_p: float, top_k: int) -> dict[int, float] | None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddops.prove.evidence import Baseline, Level, plain
@@ -160,7 +160,8 @@ class Session:
     def ask_for(self, item: Item, **options: Any) -> Ask:
         extra = {"chat_template_kwargs": self.policy.chat_template_kwargs} if self.policy.chat_template_kwargs else {}
         tokens = item.max_tokens + self.policy.thinking_tokens
-        return Ask.user(item.prompt, **({"max_tokens": tokens, "extra": extra} | options))
+        asked = Ask.user(item.prompt, **({"max_tokens": tokens, "extra": extra} | options))
+        return replace(asked, messages=item.messages)
 
     def send_items(self, label: str, items: Sequence[Item], **options: Any) -> list[Turn]:
         """All items at once, greedy."""

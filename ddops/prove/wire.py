@@ -65,6 +65,7 @@ class Ask:
     mode: str | None = None  # off | chain | tree; None: what the server was started with
     stream: bool = False
     ignore_eos: bool = False
+    openai: bool = False  # a raw prompt by /v1/completions, also where there is /generate
     cancel_after_chunks: int = 0  # >0: hang up after so many chunks
     top_logprobs: int = 0  # >0: ask for the output tokens' log-probabilities
     extra: dict[str, Any] = field(default_factory=dict)

@@ -84,6 +84,12 @@ class Lies:
     wrong_model: bool = False  # the model itself answers wrongly: prefill agrees
     sampled_off: bool = False  # above T=0, speculation changes the tokens
     ignores_mode: bool = False  # `speculative` is not looked at
+    ignores_stop: bool = False
+    ignores_limit: bool = False
+    one_noise: bool = False  # every request draws the same numbers, whatever its seed
+    no_noise: bool = False  # the temperature is not looked at
+    goes_on: bool = False  # an end token does not end the reply
+    forgets_history: bool = False  # only the last turn reaches the model
     nonsense: bool = False  # replies that are not the protocol
 
 
@@ -191,6 +197,8 @@ class FakeEngine:
             self._prompts.append(prompt)
         time.sleep(0.01)  # requests of a wave must overlap
         ids, wrong_stream = self._decode(prompt, body, params, limit)
+        if (stop := body.get("stop")) and not self.lies.ignores_stop and (at := decode(ids).find(stop[0])) >= 0:
+            ids = ids[:at]
         passes = max(1, round((len(ids) - 1) / self.lies.accept))
         with self._lock:
             self._running -= 1
@@ -198,7 +206,7 @@ class FakeEngine:
             self._committed += len(ids) - 1
         if self.lies.token_seconds:
             time.sleep(self.lies.token_seconds * len(ids))
-        finish = "stop" if ids and ids[-1] == END else "length"
+        finish = "stop" if stop or (ids and ids[-1] == END) else "length"
         meta = self._meta(prompt, ids, passes, finish) | ({"speculative": self._mode(body)} if self.kind == "ddtree" else {})
         if body.get("stream"):
             return httpx.Response(200, content=self._events(ids, meta, passes, native, wrong_stream, endless))
@@ -279,7 +287,8 @@ class FakeEngine:
 
     def _prompt_text(self, body: dict[str, Any]) -> str:
         if "messages" in body:
-            turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in body["messages"])
+            said = body["messages"][-1 if self.lies.forgets_history else 0 :]
+            turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in said)
             return turns + ASSISTANT
         if "input_ids" in body:
             return decode(body["input_ids"])
@@ -288,7 +297,7 @@ class FakeEngine:
 
     def true_answer(self, prompt: str) -> str:
         asked = prompt.split("<|im_start|>user\n")[-1].split("<|im_end|>")[0]
-        said = answer_of(asked)
+        said = answer_of(asked, prompt)
         return said[:5] + said[6:] if self.lies.wrong_model and len(said) > 8 else said
 
     def _decode(self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int) -> tuple[list[int], str | None]:
@@ -320,7 +329,9 @@ class FakeEngine:
                 ids = [*encode(text[:10] + "的是不" + text[10:]), END]
             case "drop_in_stream":
                 wrong_stream = ""
-        return ids[:limit], wrong_stream
+        if self.lies.goes_on and lying and ids[-1] == END:
+            ids = [*ids, *encode("Bye."), END]
+        return ids if self.lies.ignores_limit else ids[:limit], wrong_stream
 
     def _mode(self, body: dict[str, Any]) -> str:
         own = {"DDTREE": "tree", "DFLASH": "chain"}.get(self.algorithm, "off")
@@ -338,11 +349,14 @@ class FakeEngine:
             return self._lied > lies.skip
 
     def _sampled(self, ids: list[int], params: dict[str, Any], mode: str) -> list[int]:
-        """Above T=0 a line ends in a space with probability 0.4, keyed by (seed, position). `sampled_off`: always."""
-        seed = params.get("seed", params.get("sampling_seed", 0)) or 0
+        """Above T=0 a line ends in a space with probability 0.5, keyed by (seed, position). `sampled_off`: always."""
+        if self.lies.no_noise:
+            return ids
+        seed = params.get("seed", params.get("sampling_seed")) or random.random()
+        seed = 7 if self.lies.one_noise else seed
         out: list[int] = []
         for token in ids:
-            spaced = random.Random(f"{seed} {len(out)}").random() < 0.4
+            spaced = random.Random(f"{seed} {len(out)}").random() < 0.5
             if token == 10 and (spaced or (self.lies.sampled_off and mode != "off")):
                 out.append(32)
             out.append(token)
@@ -393,7 +407,7 @@ class FakeEngine:
             if k >= 0 and followed and k < len(right):
                 best = right[k]
                 if best == 10 and ids[i - 1] != 32:
-                    even = [(math.log(0.6), 10), (math.log(0.4), 32)]
+                    even = [(math.log(0.5), 10), (math.log(0.5), 32)]
                     followed = token in (10, 32)
                     spaces += token == 32
                     out.append((next((lp for lp, t in even if t == token), -12.0), even))
@@ -414,12 +428,13 @@ class FakeEngine:
             return self._count % 2 == 0
 
 
-def answer_of(asked: str) -> str:
-    """The right answer to a curated prompt."""
+def answer_of(asked: str, given: str) -> str:
+    """The right answer to a curated prompt; `given` is the whole conversation."""
     if asked.startswith("Repeat these ids exactly"):
         return asked.split("\n", 1)[1]
-    if found := re.match(r"Your code word is (\S+)\. Reply", asked):
-        return found.group(1)
+    word = re.search(r"code word (?:is )?(\S+)\.", given)
+    if word and asked.endswith("Reply with the code word only."):
+        return word.group(1)
     if found := re.match(r"What is (\d+) ([+-]) (\d+)\?", asked):
         a, b = int(found.group(1)), int(found.group(3))
         return str(a + b if found.group(2) == "+" else a - b)
@@ -429,11 +444,11 @@ def answer_of(asked: str) -> str:
         return json.dumps({"name": "get_weather", "arguments": {"city": found.group(1), "unit": found.group(2)}})
     if found := re.search(r"What is the capital of (\w+)\?", asked):
         return re.search(rf"capital of {found.group(1)} is (\w+)\.", asked).group(1)  # type: ignore[union-attr]
-    mark = re.search(r"code word (\S+)\.", asked)
+    mark = word if "code word" in asked else None
     names = [n for n in re.findall(r"(\w+)\(", asked) if n in SOLUTIONS]
     code = "\n\n\n".join(SOLUTIONS[n] for n in dict.fromkeys(names))
     head = f"# {mark.group(1)}\n" if mark else ""
-    return f"```python\n{head}{code}\n```" if code else f"It is said that {asked.lower()}"
+    return f"```python\n{head}{code}\n```" if code else ("\n" * 10).join(f"It is said that {asked.lower()}".split())
 
 
 def encode(text: str) -> list[int]:

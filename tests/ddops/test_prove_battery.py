@@ -115,6 +115,12 @@ CORRUPT = {
     "wrong tree only": ({"kind": "typo", "modes": ("tree",)}, "coding"),
     "cache holds damaged values": ({"warm_scores_off": True}, "rescore"),
     "sampled tokens differ under speculation": ({"sampled_off": True}, "sampled"),
+    "stop words are not looked at": ({"ignores_stop": True}, "options"),
+    "the limit is not looked at": ({"ignores_limit": True}, "options"),
+    "one noise for all requests": ({"one_noise": True}, "options"),
+    "the temperature is not looked at": ({"no_noise": True}, "options"),
+    "an end token does not end a reply": ({"goes_on": True, "kind": "late"}, "alarms"),
+    "earlier turns are forgotten": ({"forgets_history": True}, "isolation"),
 }
 
 

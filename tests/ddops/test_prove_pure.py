@@ -185,7 +185,7 @@ def test_marks_are_all_different_and_leaks_name_reader_and_owner(seed: int) -> N
 @given(st.integers(0, 10**6))
 def test_right_answers_pass_and_wrong_ones_fail_for_every_curated_prompt(seed: int) -> None:
     for item in Maker(random.Random(seed)).mixed(24):
-        right = answer_of(item.prompt)
+        right = answer_of(item.prompt, item.said)
         found = prompts.check(item, right)
         if item.kind.is_code:
             assert found is None
@@ -488,4 +488,24 @@ def test_a_budget_the_engine_chooses_itself_is_not_compared() -> None:
 
 def test_items_know_the_probe_they_are_evidence_for() -> None:
     assert Item(Kind.COPY, "p").probe == "copy"
-    assert {k.probe for k in Kind} == {"coding", "copy", "isolation", "shapes", "answers", "long"}
+    assert {k.probe for k in Kind} == {"coding", "copy", "isolation", "shapes", "answers", "long", "sweep"}
+
+
+def test_acceptance_is_compared_only_with_the_same_source() -> None:
+    """One long stream commits more a pass than many short requests: falling from one to the other is no decline."""
+    long = acceptance.Reading(12.0, "mid-stream counters", 1)
+    short = acceptance.Reading(8.0, "per-request counters", 9)
+    known = Baseline({"acceptance": 12.0, long.key: 12.0})
+    options: dict[str, Any] = {"speculates": True, "cap": None, "baseline": known, "gates": Gates()}
+    assert acceptance.judge(short, [turn()], **options).outcome is Outcome.PASS
+    assert acceptance.judge(replace(long, mean=8.0), [turn()], **options).outcome is Outcome.DEGRADED
+    before = options | {"baseline": Baseline({"acceptance": 12.0})}
+    assert acceptance.judge(short, [turn()], **before).outcome is Outcome.DEGRADED
+
+
+def test_two_draws_agree_as_seldom_as_their_likeliest_tokens_allow() -> None:
+    even = scores.Scored(1, math.log(0.5), ((math.log(0.5), 1), (math.log(0.5), 2)))
+    assert scores.repeat_chance([even] * 10, 1.0) == pytest.approx(10 * math.log(0.5))
+    assert scores.repeat_chance([even] * 10, 1.0, top_p=0.5) == pytest.approx(0.0)
+    assert scores.repeat_chance([replace(even, top=())], 1.0) is None
+    assert scores.repeat_chance([even], 0.0) is None

@@ -9,6 +9,7 @@ from ddops.prove.stages.glance import glance_stage
 from ddops.prove.stages.golden import golden_stage
 from ddops.prove.stages.long import long_stage
 from ddops.prove.stages.modes import modes_stage
+from ddops.prove.stages.options import options_stage
 from ddops.prove.stages.repeatability import repeat_stage
 from ddops.prove.stages.rescore import rescore_early_stage, rescore_stage
 from ddops.prove.stages.sampled import sampled_stage
@@ -30,6 +31,7 @@ STAGES = (
     Stage("modes", ("modes",), modes_stage),
     Stage("stream", ("stream",), stream_stage),
     Stage("sampled", ("sampled",), sampled_stage),
+    Stage("options", ("options",), options_stage),
     Stage("repeatability", ("repeatability",), repeat_stage),
     Stage("golden", ("golden",), golden_stage),
     Stage("sweep", ("sweep",), sweep_stage),

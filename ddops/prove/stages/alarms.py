@@ -11,11 +11,30 @@ from ddops.prove.judging import Bench, replay_of
 from ddops.prove.prompts import Kind
 from ddops.prove.session import Turn
 from ddops.prove.stages.stage import not_scored
-from ddops.prove.wire import Reply
+from ddops.prove.wire import EngineError, Reply
 
 
 def alarms_stage(bench: Bench) -> list[Evidence]:
-    return [_evidence(bench, bench.session.turns)]
+    """Every reply so far: signs in its text, and whether it went on after its own end."""
+    found = _evidence(bench, bench.session.turns)
+    late = went_on(bench, bench.session.turns)
+    if not late:
+        return [found]
+    detail = f"request {late[0].index} goes on after its end token"
+    got = f"{len(late)} replies go on after their end; {found.got}"
+    return [replace(found, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=got, detail=detail, replay=replay_of(late))]
+
+
+def went_on(bench: Bench, turns: Sequence[Turn]) -> list[Turn]:
+    """Replies with an end token inside: a last token of stopped replies that has no text of its own."""
+    whole = [t for t in turns if t.whole and t.reply is not None and t.reply.ids]
+    ends = {t.reply.ids[-1] for t in whole if t.reply and t.reply.ids and t.reply.finish == "stop"}
+    inner = {i for t in whole if t.reply and t.reply.ids for i in t.reply.ids[:-1]} & ends
+    try:
+        silent = {i for i in inner if not bench.session.client.detokenize([i])}
+    except EngineError:
+        return []
+    return [t for t in whole if t.reply and t.reply.ids and silent & set(t.reply.ids[:-1])]
 
 
 def _evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:
@@ -54,7 +73,7 @@ def _alarms(turn: Turn) -> list[alarms.Alarm]:
         return []
     if turn.item is not None and turn.item.kind is Kind.OPEN and turn.judged is None:
         return []  # prose may ramble by itself, and nothing here can tell
-    prompt = turn.item.prompt if turn.item else ""
+    prompt = turn.item.said if turn.item else ""
     found = alarms.check(reply.text, prompt=prompt, finish=reply.finish, allow_empty=bool(reply.reasoning) or turn.item is None)
     if _ran_out(turn, reply):
         found.append(alarms.Alarm("length", f"ran into its limit of {turn.ask.max_tokens} tokens"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddops.prove.evidence import Evidence, Fault, Outcome
 from ddops.prove.judging import Bench, replay_of
-from ddops.prove.scores import Judgement, too_many_near
+from ddops.prove.scores import Judgement, second_best, too_many_near
 from ddops.prove.session import Turn
 from ddops.prove.stages.stage import not_scored, unready
 from ddops.prove.wire import EngineError
@@ -63,6 +63,8 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
     if too_many_near(*_near(on), *_near(off)):
         detail = f"{_near(on)[0]} near ties in {_near(on)[1]} tokens, {_near(off)[0]} in {_near(off)[1]} with speculation off"
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)]
+    if second := second_best([*on, *off]):
+        return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=second)]
     if warm[0] is Outcome.FAIL:
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=warm[1], replay=())]
     return [base]

@@ -12,7 +12,7 @@ from ddops.prove.prompts import Item, Kind
 from ddops.prove.scores import surprise
 from ddops.prove.session import Turn, unsupported
 from ddops.prove.stages.pairs import differ
-from ddops.prove.stages.stage import not_scored
+from ddops.prove.stages.stage import not_scored, several
 from ddops.prove.wire import EngineError
 
 
@@ -28,7 +28,7 @@ def sampled_stage(bench: Bench) -> list[Evidence]:
     if policy.top_k and policy.top_k > 0:
         options["extra"] = {"top_k": policy.top_k, **session.ask_for(Item(Kind.CODE, "")).extra}
     make, count = session.make, session.scale.sampled
-    items = [make.kin(1)[0] for _ in range(count)]
+    items = several(count, lambda: make.kin(1)[0], make.open)
     seeds = [session.rng.getrandbits(31) for _ in items]
     on = [(item, session.ask_for(item, seed=seed, **options)) for item, seed in zip(items, seeds, strict=True)]
     paired = session.client.dialect.spec_switch and session.client.dialect.keyed_noise and session.speculates

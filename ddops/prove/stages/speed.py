@@ -69,7 +69,7 @@ def note_metrics(session: Session) -> None:
 
 def _unusual(turn: Turn) -> bool:
     """Copies are accepted whole and prose hardly at all: neither tells how the drafter does."""
-    return turn.item is not None and turn.item.kind in (Kind.COPY, Kind.OPEN)
+    return turn.item is not None and turn.item.kind in (Kind.COPY, Kind.LONG_COPY, Kind.OPEN)
 
 
 def _steady(session: Session) -> list[Turn]:

@@ -15,14 +15,15 @@ from ddops.prove.wire import EngineError
 def stream_stage(bench: Bench) -> list[Evidence]:
     """The text of a reply is what its own ids decode to, streamed or whole: one request, not two runs."""
     session = bench.session
-    streamed = [t for t in session.turns if t.whole and t.ask.stream]
+    usual = [t for t in session.turns if t.whole and "stop" not in t.ask.extra]  # a stop word has ids and no text
+    streamed = [t for t in usual if t.ask.stream]
     if len(streamed) < session.scale.streams:
         make = session.make
         items = several(session.scale.streams, lambda: make.copy(8), make.nonce_code)
         fresh = session.send_items("stream", items, stream=True)
         bench.check(fresh)
         streamed += [t for t in fresh if t.whole]
-    plain = [t for t in session.turns if t.whole and not t.ask.stream][: 2 * session.scale.streams]
+    plain = [t for t in usual if not t.ask.stream][: 2 * session.scale.streams]
     wrong: list[tuple[Turn, str]] = []
     checked = 0
     why = "no stream came back"

@@ -99,12 +99,14 @@ def _asks(session: Session, count: int) -> list[tuple[Item | None, Ask]]:
 
 
 def _other_way(session: Session, turn: Turn) -> Ask:
-    """The same prompt as bare ids where they are known, else streamed if it was whole and whole if it was streamed."""
+    """The same prompt as bare ids where they are known, by each endpoint in turn; else streamed if it was whole before."""
+    stream = not turn.ask.stream
     try:
         assert turn.reply is not None
-        return Ask(ids=session.client.prompt_ids(turn.reply), max_tokens=turn.ask.max_tokens)
+        ids = session.client.prompt_ids(turn.reply)
     except EngineError:
-        return replace(turn.ask, stream=not turn.ask.stream)
+        return replace(turn.ask, stream=stream)
+    return Ask(ids=ids, max_tokens=turn.ask.max_tokens, stream=stream, openai=turn.index % 2 == 0)
 
 
 def _decode(session: Session, turns: Sequence[Turn], swept: _Swept) -> None:
