@@ -85,17 +85,13 @@ def connected(address: Address) -> Iterator[EngineClient]:
 def _kind(address: Address, http: httpx.Client) -> str:
     """What it speaks. Nothing that listens is not an engine that died: it is said before anything is probed."""
     from ddops.prove.client import identify
-    from ddops.prove.wire import Broken, Denied, EngineError
+    from ddops.prove.wire import Denied, EngineError
 
     try:
         found = identify(http, api_key=address.api_key)
     except Denied as problem:
         hint = "the key in --api-key-file is another one" if address.api_key else _key_hint(address)
         raise UsageError(f"{address.url} wants an API key ({problem})", means=_NOTHING, hint=hint) from problem
-    except Broken as problem:  # something answers, and its answer is a finding for the battery to make
-        if address.engine == AUTO:
-            raise Unreachable(f"{address.url} answers with an error ({problem})", means=_NOTHING, hint=_WAIT) from problem
-        return address.engine
     except EngineError as problem:
         hint = _CERTIFICATE if "CERTIFICATE_VERIFY_FAILED" in str(problem) else _START.format(address.option)
         raise Unreachable(f"{address.url}: nothing answers there ({problem})", means=_NOTHING, hint=hint) from problem
@@ -104,7 +100,6 @@ def _kind(address: Address, http: httpx.Client) -> str:
     return found if address.engine == AUTO else address.engine
 
 
-_WAIT = "wait until it is up, or say what it speaks: --engine"
 _START = "start the engine, or name its address: {} http://ADDRESS:PORT"
 _CERTIFICATE = "name the file with its authority's certificate in SSL_CERT_FILE"
 

@@ -231,7 +231,10 @@ class EngineClient:
         Raises Unsupported when it must be given.
         """
         if self._model is None:
-            named = dialects.model_names(self.transport.maybe("/v1/models"))
+            try:
+                named = dialects.model_names(self.transport.maybe("/v1/models"))
+            except Broken as exc:
+                raise Unsupported(f"the engine cannot list its models ({exc}): say which one is meant") from exc
             if len(named) != 1:
                 found = f"serves {', '.join(named[:6])}" if named else "names no model at /v1/models"
                 raise Unsupported(f"the engine {found}: say which one is meant")
@@ -248,7 +251,10 @@ class EngineClient:
         for path in self.dialect.info:
             if (found := self.transport.maybe(path)) is not None:
                 return dialects.server_facts(found)
-        facts = dialects.server_facts(dialects.first_model(self.transport.maybe("/v1/models")))
+        try:
+            facts = dialects.server_facts(dialects.first_model(self.transport.maybe("/v1/models")))
+        except Broken:  # facts are a convenience; whether it answers is for the requests to show
+            facts = ServerFacts()
         if self.dialect.kind != "vllm":
             return facts
         try:
@@ -305,12 +311,15 @@ def identify(http: httpx.Client, *, api_key: str | None = None, seconds: float =
     Raises Denied when it wants a key, and what the transport raises when nothing answers.
     """
     transport = Transport(http, api_key, Limits(seconds, seconds))
-    info = next((found for path in DIALECTS["sglang"].info if (found := transport.maybe(path)) is not None), None)
+    try:
+        info = next((found for path in DIALECTS["sglang"].info if (found := transport.maybe(path)) is not None), None)
+    except Broken:
+        info = None
     try:
         models = transport.json("GET", "/v1/models")
     except Denied:
         raise
-    except (Unsupported, Malformed):
+    except (Unsupported, Malformed, Broken):  # a list that fails is no engine that fails
         models = None
     return dialects.kind_of(info, models)
 

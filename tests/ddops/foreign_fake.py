@@ -250,6 +250,8 @@ class PlainServer(FakeEngine):
     one_piece: bool = False  # `stream` is not looked at
     fails_in_stream: str = ""  # "data", "event" or "line": how it says so
     models: tuple[str, ...] = ("tiny",)
+    list_fails: bool = False  # /v1/models answers 500, as a server does that cannot list what it was given by path
+    detail: bool = False  # errors as FastAPI writes them: {"detail": ...}, 422
     no_health: bool = True
     crlf: bool = False
     limited_first: int = 0  # the first n requests answer 429
@@ -260,6 +262,8 @@ class PlainServer(FakeEngine):
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
+        if path == "/v1/models" and self.list_fails:
+            return httpx.Response(500, text="Internal Server Error")
         if path == "/v1/models" and self.models:
             return httpx.Response(200, json={"object": "list", "data": [{"id": m, "object": "model"} for m in self.models]})
         if path == "/health" and not self.no_health:
@@ -268,6 +272,8 @@ class PlainServer(FakeEngine):
             return httpx.Response(404, text="404 page not found")
         body = json.loads(request.content)
         unknown = sorted(body.keys() - self._FIELDS)
+        if self.strict and unknown and self.detail:
+            return httpx.Response(422, json={"detail": f"Unexpected fields in the request: {set(unknown)}"})
         if self.strict and unknown:
             return refused(400, f"Unrecognized request argument supplied: {unknown[0]}")
         if self.renamed and "max_tokens" in body:

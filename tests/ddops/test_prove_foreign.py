@@ -232,7 +232,7 @@ def test_an_engine_that_ignores_the_switch_is_not_scored_by_it() -> None:
 @pytest.mark.parametrize(
     "habits",
     [{"strict": True}, {"no_usage": True}, {"no_done": True}, {"comments": True}, {"renamed": True}, {"parts": True},
-     {"crlf": True}, {"strict": True, "renamed": True}, {"limited_first": 2}],
+     {"crlf": True}, {"strict": True, "renamed": True}, {"strict": True, "detail": True, "no_done": True}, {"limited_first": 2}],
     ids="+".join,
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
@@ -339,6 +339,15 @@ def test_which_model_is_meant_is_asked_and_not_guessed(models: tuple[str, ...]) 
     with pytest.raises(Unsupported, match="say which one is meant"):
         client(PlainServer(models=models), "openai").ask(Ask.user(FIB))
     assert "def fib" in client(PlainServer(models=models), "openai", model="a").ask(Ask.user(FIB)).text
+
+
+def test_a_model_list_that_fails_is_no_engine_that_fails() -> None:
+    server = PlainServer(list_fails=True)
+    assert identify(server.client()) == "openai"
+    with pytest.raises(Unsupported, match=r"cannot list its models.*say which one is meant"):
+        client(server).ask(Ask.user(FIB))
+    verdict = battery.run(client(server, model="tiny"), policy=POLICY, only=("answers",))
+    assert verdict.kind is VerdictKind.PASS, verdict.why
 
 
 def test_adapters_are_not_the_model() -> None:
