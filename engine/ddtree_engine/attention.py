@@ -44,6 +44,8 @@ class _OneByOne:
         self._pad = batch.padded - batch.rows
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if len(self._parts) == 1 and not self._pad:
+            return self._part(queries, keys, values, *self._parts[0][2:])
         outs = [self._part(queries[first:end], keys, values, *slots) for first, end, *slots in self._parts]
         if self._pad:
             outs.append(outs[0].new_zeros(self._pad, outs[0].shape[1]))

@@ -150,6 +150,7 @@ class LayerCache:
     def __init__(self, stack: StackConfig, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         size = (stack.layers, slots, stack.kv_heads, stack.head_dim)
         self.keys, self.values = _zeros(size, dtype, device), _zeros(size, dtype, device)
+        self.layers = tuple(zip(self.keys.unbind(), self.values.unbind(), strict=True))  # views, made once
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy slots source -> target (int64 each) in every layer; the gather is complete before the write."""

@@ -96,7 +96,7 @@ class Rope:
 
 def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """x float32 [..., heads, dim] in pairs, turned in place by complex [..., 1, dim / 2]."""
-    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
+    torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(turns)
     return x
 
 
@@ -199,8 +199,7 @@ class Stack:
         """x [rows, hidden] -> (x after the last layer, outputs of the layers in `taps`)."""
         tapped = []
         self.steps.begin(positions, slots)
-        for i, layer in enumerate(self.layers):
-            keys, values = cache.keys[i], cache.values[i]
+        for i, (layer, (keys, values)) in enumerate(zip(self.layers, cache.layers, strict=True)):
             queries = self.steps.project(layer.qkv(self.steps.norm(x, layer.input_norm)), layer.qk_norm, keys, values)
             x = layer.out.add(attend(queries, keys, values), x)
             x = layer.down.add(self.steps.swiglu(layer.gate_up(self.steps.norm(x, layer.post_norm))), x)

@@ -1,7 +1,8 @@
 """How many threads a pass on CPU runs with: a pure rule, and the one call that applies it.
 
-Each of a pass's products wakes the other threads and waits for them, which on a virtual machine takes some 0.1 ms in all, and
-far more when other work holds a core. Small models in small passes are done sooner by one thread.
+Every product of a pass, and the larger of its other operations, wakes the other threads and waits for them. On a virtual
+machine that takes some 0.1 ms each, and far more when other work holds a core. Small models in small passes are done sooner
+by one thread.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import torch
 
 from ddtree_engine.checkpoint import StackConfig
 
-WORK = 25e6  # multiply-adds of one product that other threads are woken for: 0.2 ms (bfloat16) to 0.5 ms (float32) of one core
-BYTES = 4e6  # bytes of one weight: as long, read from memory
+# What other threads are woken for, of one product: about half a millisecond of one core with AVX-512.
+WORK = 120e6  # multiply-adds x bytes of a number
+BYTES = 4e6  # of the weight: as long, read from memory
 
 
 def numbers_per_product(stack: StackConfig) -> float:
@@ -31,7 +33,8 @@ class Threads:
     itemsize: int
 
     def count(self, rows: int) -> int:
-        return self.most if rows * self.numbers >= WORK or self.numbers * self.itemsize >= BYTES else 1
+        size = self.numbers * self.itemsize
+        return self.most if rows * size >= WORK or size >= BYTES else 1
 
     def use(self, rows: int) -> None:
         torch.set_num_threads(self.count(rows))

@@ -36,7 +36,7 @@ def test_numbers_per_product_count_every_weight_of_a_layer_once() -> None:
 
 
 def test_small_passes_of_a_small_model_run_on_one_thread_and_prefill_on_all() -> None:
-    counts = [threads(SMALL).count(rows) for rows in (1, 17, 33, 512, 2048)]
+    counts = [threads(SMALL).count(rows) for rows in (1, 17, 4 * 33, 512, 2048)]
     assert counts == [1, 1, 1, 8, 8]
 
 
