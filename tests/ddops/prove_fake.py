@@ -86,6 +86,7 @@ class Lies:
     ignores_mode: bool = False  # `speculative` is not looked at
     ignores_stop: bool = False
     ignores_limit: bool = False
+    ignores_seed: bool = False
     one_noise: bool = False  # every request draws the same numbers, whatever its seed
     no_noise: bool = False  # the temperature is not looked at
     goes_on: bool = False  # an end token does not end the reply
@@ -353,7 +354,7 @@ class FakeEngine:
         if self.lies.no_noise:
             return ids
         seed = params.get("seed", params.get("sampling_seed")) or random.random()
-        seed = 7 if self.lies.one_noise else seed
+        seed = 7 if self.lies.one_noise else random.random() if self.lies.ignores_seed else seed
         out: list[int] = []
         for token in ids:
             spaced = random.Random(f"{seed} {len(out)}").random() < 0.5

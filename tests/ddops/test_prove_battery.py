@@ -117,6 +117,7 @@ CORRUPT = {
     "sampled tokens differ under speculation": ({"sampled_off": True}, "sampled"),
     "stop words are not looked at": ({"ignores_stop": True}, "options"),
     "the limit is not looked at": ({"ignores_limit": True}, "options"),
+    "seeds are not looked at": ({"ignores_seed": True}, "sampled"),
     "one noise for all requests": ({"one_noise": True}, "options"),
     "the temperature is not looked at": ({"no_noise": True}, "options"),
     "an end token does not end a reply": ({"goes_on": True, "kind": "late"}, "alarms"),
@@ -406,3 +407,11 @@ def test_standard_asks_more_than_quick() -> None:
     verdict = prove(standard, level=Level.STANDARD)
     assert verdict.kind is VerdictKind.PASS, verdict.why
     assert len(standard.seen) > 2 * len(quick.seen)
+
+
+def test_seeds_that_are_not_kept_show_in_bfloat16_too_where_single_differences_do_not_count() -> None:
+    verdict = prove(FakeEngine(Lies(ignores_seed=True), dtype="bfloat16"))
+    assert verdict.kind is VerdictKind.CORRUPT, verdict.why
+    found = verdict.find("sampled")
+    assert found is not None
+    assert "seeds are not kept" in found.detail
