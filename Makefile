@@ -4,6 +4,8 @@
 #   make check    ruff, mypy --strict, fast tests
 #   make demo     the main job on three real lab hosts, as a transcript
 SHELL := /bin/bash
+# Tests at a time. Most wait for real hosts and processes; each lab worker has a fleet of its own.
+WORKERS ?= 2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -26,14 +28,14 @@ $(VENV)/.ready: pyproject.toml engine/pyproject.toml requirements.txt
 	@touch $@
 
 test: setup
-	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract
-	$(SUDO) $(BIN)/python -m pytest -q tests/lab
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests/ddops tests/engine tests/contract
+	$(SUDO) $(BIN)/python -m pytest -q -n $(WORKERS) tests/lab
 
 test-fast: setup
 	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract -m "not slow"
 
 test-lab: setup
-	$(SUDO) $(BIN)/python -m pytest -q tests/lab
+	$(SUDO) $(BIN)/python -m pytest -q -n $(WORKERS) tests/lab
 
 lint: setup
 	$(BIN)/ruff format --check .
