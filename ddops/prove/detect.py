@@ -37,10 +37,11 @@ class Engine:
     models: Path
     budget: int
     max_running: int
+    device: str = "cpu"
 
     def argv(self, port: int, faults: Sequence[str]) -> list[str]:
         words = [sys.executable, "-m", "ddtree_engine", "--host", "127.0.0.1", "--port", str(port)]
-        words += ["--model-path", str(self.models / "target"), "--device", "cpu", "--num-threads", "2"]
+        words += ["--model-path", str(self.models / "target"), "--device", self.device, "--num-threads", "2"]
         words += ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-topk-cap", "8"]
         words += ["--speculative-draft-model-path", str(self.models / "drafter-b16")]
         words += ["--speculative-ddtree-budget", str(self.budget), "--max-running-requests", str(self.max_running)]
@@ -164,9 +165,10 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=20, help="healthy boots at the quick level")
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--max-running", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--minutes", type=float, default=115.0, help="stop starting new boots after this")
     asked = parser.parse_args()
-    engine = Engine(asked.models, asked.budget, asked.max_running)
+    engine = Engine(asked.models, asked.budget, asked.max_running, asked.device)
     asked.results.parent.mkdir(parents=True, exist_ok=True)
     done = kept(asked.results)
     left = jobs(asked.boots, asked.rare, asked.standard, asked.sweep, asked.healthy)
@@ -184,7 +186,7 @@ def main() -> None:
         with asked.results.open("a", encoding="utf-8") as file:
             file.write(json.dumps(found.to_dict()) + "\n")
         _say(f"{number}/{len(left)} {fault} {level}: {found.verdict} by {', '.join(found.by) or 'nothing'}")
-    machine = f"{platform.machine()}, budget {asked.budget}, max-running {asked.max_running}"
+    machine = f"{platform.machine()}, {asked.device}, budget {asked.budget}, max-running {asked.max_running}"
     asked.out.write_text(detection_table.page(done, machine), encoding="utf-8")
     if asked.sensitivity is not None:
         table = detection_table.measured(done, json.loads(asked.sensitivity.read_text(encoding="utf-8")))
