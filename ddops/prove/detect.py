@@ -166,12 +166,14 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=16)
     parser.add_argument("--max-running", type=int, default=8)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--lane", default="1/1", help="do only this part of the boots, such as 2/8: several run side by side")
     parser.add_argument("--minutes", type=float, default=115.0, help="stop starting new boots after this")
     asked = parser.parse_args()
     engine = Engine(asked.models, asked.budget, asked.max_running, asked.device)
     asked.results.parent.mkdir(parents=True, exist_ok=True)
     done = kept(asked.results)
-    left = jobs(asked.boots, asked.rare, asked.standard, asked.sweep, asked.healthy)
+    lane, lanes = (int(number) for number in asked.lane.split("/"))
+    left = jobs(asked.boots, asked.rare, asked.standard, asked.sweep, asked.healthy)[lane - 1 :: lanes]
     for earlier in done:
         if (earlier.fault, earlier.level) in left:
             left.remove((earlier.fault, earlier.level))
