@@ -201,7 +201,7 @@ def _penalties() -> str:
 
 def _sudo(etc: Path, line: str) -> None:
     (etc / "sudoers.d").mkdir(exist_ok=True)
-    _write(etc / "sudoers", f"Defaults env_reset\nroot ALL=(ALL:ALL) ALL\n{line}\n", 0o440)
+    _write(etc / "sudoers", f"Defaults env_reset, use_pty\nroot ALL=(ALL:ALL) ALL\n{line}\n", 0o440)
     visudo = ["visudo", "-cf", str(etc / "sudoers")]
     verdict = subprocess.run(visudo, check=False, capture_output=True, text=True, timeout=10)
     if verdict.returncode != 0:

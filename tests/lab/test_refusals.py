@@ -126,6 +126,9 @@ def test_a_unit_that_is_not_ours_is_refused_and_can_be_adopted(operator: Operato
     edited = operator.ddops("adopt", "--host", host.name)
     assert edited.code == 3
     assert "edited and not restarted" in _one_line(edited.err)
+    looked = operator.ddops("verify", "--host", host.name)
+    assert looked.code == 5, "what runs is not what the unit says"
+    assert f"systemctl restart {UNIT}; then ddops verify" in looked.err
     hint = next(line for line in edited.err.splitlines() if line.startswith("hint:"))
     host.sh(hint.partition("on the host: ")[2].partition(";")[0], timeout=60)
     adopted = operator.ddops("adopt", "--host", host.name)
