@@ -83,6 +83,7 @@ class Lies:
     reasoning: bool = False
     wrong_model: bool = False  # the model itself answers wrongly: prefill agrees
     sampled_off: bool = False  # above T=0, speculation changes the tokens
+    only_sampled: bool = False  # it lies above T=0 alone
     ignores_mode: bool = False  # `speculative` is not looked at
     ignores_stop: bool = False
     ignores_limit: bool = False
@@ -304,11 +305,12 @@ class FakeEngine:
     def _decode(self, prompt: str, body: dict[str, Any], params: dict[str, Any], limit: int) -> tuple[list[int], str | None]:
         text = self.true_answer(prompt)
         mode = self._mode(body)
-        lying = self._lies_now(mode)
+        sampled = params.get("temperature", 0) > 0
+        lying = (sampled or not self.lies.only_sampled) and self._lies_now(mode)
         kind = self.lies.kind if lying else ""
         wrong_stream: str | None = None
         ids = [*encode(text), END]
-        if params.get("temperature", 0) > 0:
+        if sampled:
             ids = self._sampled(ids, params, mode)
         match kind:
             case "garbage":

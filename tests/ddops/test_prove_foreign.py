@@ -204,6 +204,14 @@ def test_a_foreign_engine_that_lies_is_caught(server: Callable[..., FakeEngine],
     assert verdict.kind is VerdictKind.CORRUPT, verdict.why
 
 
+def test_a_fault_of_sampling_alone_is_caught_where_every_greedy_token_is_right() -> None:
+    """As in vLLM 0.32.0 on CPU with dflash, where the drafted rows' temperature is never set."""
+    verdict, found = prove(VllmServer(lies=Lies(kind="typo", only_sampled=True)), "copy", "rescore", "sampled")
+    assert found["rescore"].outcome is found["copy"].outcome is Outcome.PASS
+    assert found["sampled"].outcome is Outcome.FAIL
+    assert verdict.kind is VerdictKind.CORRUPT
+
+
 def test_a_plain_server_passes_on_its_answers_and_says_what_nothing_can_score() -> None:
     verdict, found = prove(PlainServer(), "copy", "answers", "modes", "stream", "sampled", "rescore", "acceptance", "golden")
     assert verdict.kind is VerdictKind.PASS, verdict.why
@@ -232,7 +240,8 @@ def test_an_engine_that_ignores_the_switch_is_not_scored_by_it() -> None:
 @pytest.mark.parametrize(
     "habits",
     [{"strict": True}, {"no_usage": True}, {"no_done": True}, {"comments": True}, {"renamed": True}, {"parts": True},
-     {"crlf": True}, {"strict": True, "renamed": True}, {"strict": True, "detail": True, "no_done": True}, {"limited_first": 2}],
+     {"crlf": True}, {"strict": True, "renamed": True}, {"strict": True, "detail": True, "no_done": True},
+     {"limited_first": 2}],
     ids="+".join,
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
