@@ -1,23 +1,28 @@
 """How much to draft and to verify: a fixed budget, or `auto`.
 
-`auto` is CaDDTree's rule (arXiv 2606.01813) for a batch: the nodes of all trees compete for one row budget, and the pass is
-as large as maximises expected committed tokens per second under measured costs. Node probabilities are the drafter's,
-calibrated online; requests that speculation does not pay for decode plainly and are tried again now and then.
+`auto` decides twice. Which kind of round to run, plain, chain or tree, and for which requests: whatever has the best rate,
+expected committed tokens over measured seconds, among all of them. And how large a round's trees are: the nodes of all trees
+compete for one row budget (CaDDTree's rule, arXiv 2606.01813, for a batch), taken as long as a row is worth what it costs at
+the best rate. Kinds that are not run are run again for a round now and then, so that a decision never rests on old figures.
 
-Pure decisions over probabilities, costs and counts: no tensors, no clocks. `costs.py` measures.
+Pure decisions over probabilities, costs and counts: no tensors, no clocks. `costs.py` and `calibration.py` hold what was
+measured.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
+from ddtree_engine.calibration import Calibration
 from ddtree_engine.config import SpecMode
+from ddtree_engine.costs import Costs, Kind
+from ddtree_engine.forest import Forest
 from ddtree_engine.sequence import Sequence
-from ddtree_engine.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +31,12 @@ class Round:
 
     requests: int  # decoded
     rows: int  # verified
-    verify_seconds: float  # everything but drafting
     drafted: int  # requests drafted at its end
-    draft_seconds: float | None  # None: one with verifying, as in a replayed round
+    seconds: float
 
 
 class Policy(Protocol):
+    chains: bool  # whether requests in tree mode get the chain
     off_spine: float  # added to the log-probability of steps below a node that is not on the spine
     floor: float  # paths below this summed log-probability are not built
 
@@ -39,12 +44,12 @@ class Policy(Protocol):
         """Of everything that goes on decoding, what shall be drafted for the next round."""
         ...
 
-    def fit(self, trees: list[Tree], sequences: Many[Sequence]) -> list[Tree]:
-        """Cut the trees of a round to what is worth verifying."""
+    def fit(self, forest: Forest, sequences: Many[Sequence]) -> Forest:
+        """Cut the trees of a round to what is worth verifying. Called once a round, before anything else."""
         ...
 
-    def learn(self, sequence: Sequence, tree: Tree, path: Many[int]) -> None:
-        """One tree was verified and `path` accepted."""
+    def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
+        """The trees were verified and `paths` accepted."""
         ...
 
     def observe(self, spent: Round) -> None:
@@ -59,16 +64,17 @@ class Policy(Protocol):
 class Fixed:
     """Every drafting request every round, every tree as large as the budget says."""
 
+    chains = False
     off_spine = 0.0
     floor = -math.inf
 
     def to_draft(self, live: Many[Sequence]) -> list[Sequence]:
         return [s for s in live if s.drafts]
 
-    def fit(self, trees: list[Tree], sequences: Many[Sequence]) -> list[Tree]:
-        return trees
+    def fit(self, forest: Forest, sequences: Many[Sequence]) -> Forest:
+        return forest
 
-    def learn(self, sequence: Sequence, tree: Tree, path: Many[int]) -> None:
+    def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
         return None
 
     def observe(self, spent: Round) -> None:
@@ -78,170 +84,79 @@ class Fixed:
         return None
 
 
-# Costs ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CostTable:
-    """Measured seconds at a few sizes, ascending. A staircase costs as much as the next size measured (CUDA graphs are
-    captured for these sizes); otherwise sizes in between are interpolated. Beyond the last: in proportion.
-    """
-
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
-    staircase: bool
-
-    def __post_init__(self) -> None:
-        if not self.sizes or len(self.sizes) != len(self.seconds) or list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError("sizes must be ascending, with one time each")
-
-    def at(self, size: int) -> float:
-        if size <= 0:
-            return 0.0
-        i = bisect.bisect_left(self.sizes, size)
-        if i == len(self.sizes):
-            return self.seconds[-1] * size / self.sizes[-1]
-        if self.staircase or i == 0 or self.sizes[i] == size:
-            return self.seconds[i]
-        low, high = self.sizes[i - 1], self.sizes[i]
-        share = (size - low) / (high - low)
-        return self.seconds[i - 1] * (1 - share) + self.seconds[i] * share
-
-    def smoothed(self) -> CostTable:
-        """Never cheaper for more: measuring noise must not make a size look free."""
-        best = list(self.seconds)
-        for i in range(len(best) - 2, -1, -1):
-            best[i] = min(best[i], best[i + 1])
-        return CostTable(self.sizes, tuple(best), self.staircase)
-
-
-class Costs:
-    """Start-up tables, corrected by what rounds really take at each batch size."""
-
-    STEP = 0.05  # weight of one observation
-    OUTLIER = 3.0  # a round that took this much longer than expected was disturbed
-
-    def __init__(self, verify: CostTable, draft: CostTable) -> None:
-        self._verify, self._draft = verify, draft
-        self._scale: dict[tuple[str, int], float] = {}
-
-    @property
-    def row_sizes(self) -> tuple[int, ...]:
-        return self._verify.sizes
-
-    @property
-    def staircase(self) -> bool:
-        return self._verify.staircase
-
-    def verify(self, rows: int, requests: int) -> float:
-        kind = "plain" if rows == requests else "tree"
-        return self._verify.at(rows) * self._scaled(kind, requests)
-
-    def draft(self, requests: int) -> float:
-        return self._draft.at(requests) * self._scaled("draft", requests)
-
-    def observe(self, spent: Round) -> None:
-        kind, seconds = "plain" if spent.rows == spent.requests else "tree", spent.verify_seconds
-        if spent.draft_seconds is None:  # what is not drafting, as far as is known
-            seconds = max(seconds * 0.1, seconds - self.draft(spent.drafted))
-        self._correct(kind, spent.requests, seconds, self._verify.at(spent.rows))
-        if spent.drafted and spent.draft_seconds is not None:
-            self._correct("draft", spent.drafted, spent.draft_seconds, self._draft.at(spent.drafted))
-
-    def _scaled(self, kind: str, requests: int) -> float:
-        """The correction of this batch size, or of the nearest one seen."""
-        if (scale := self._scale.get((kind, requests))) is not None:
-            return scale
-        near = [(abs(n - requests), s) for (k, n), s in self._scale.items() if k == kind]
-        return min(near)[1] if near else 1.0
-
-    def _correct(self, kind: str, requests: int, seconds: float, expected: float) -> None:
-        seen, ratio = self._scale.get((kind, requests)), seconds / expected
-        if seen is None:
-            self._scale[kind, requests] = min(ratio, self.OUTLIER * self._scaled(kind, requests))
-        else:
-            ratio = min(ratio, self.OUTLIER * seen)
-            self._scale[kind, requests] = seen + self.STEP * (ratio - seen)
-
-
-# Probabilities --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Tally:
-    """A share that forgets: hits of tries, shrunk towards a prior."""
-
-    hits: float = 0.0
-    tries: float = 0.0
-
-    MEMORY = 500.0
-    PRIOR = 5.0
-
-    def add(self, hit: float, tries: float = 1.0) -> None:
-        self.hits += hit
-        self.tries += tries
-        if self.tries > self.MEMORY:
-            self.hits /= 2
-            self.tries /= 2
-
-    def share(self, prior: float) -> float:
-        return (self.hits + self.PRIOR * prior) / (self.tries + self.PRIOR)
-
-
-class Calibration:
-    """How often nodes with a given score are really accepted, on the spine and off it."""
-
-    BINS = 16
-
-    def __init__(self) -> None:
-        self._cells = {(spine, i): Tally() for spine in (True, False) for i in range(self.BINS)}
-        self._off_spine = Tally()  # children of accepted nodes off the spine: accepted, of expected
-
-    def probability(self, score: float, spine: bool) -> float:
-        return self._cells[spine, self._bin(score)].share(math.exp(score))
-
-    @property
-    def off_spine(self) -> float:
-        """Log-factor on steps below a node off the spine; never a bonus."""
-        t = self._off_spine
-        return min(0.0, math.log((t.hits + Tally.PRIOR) / (t.tries + Tally.PRIOR)))
-
-    def learn(self, tree: Tree, path: Many[int]) -> None:
-        taken = set(path)
-        for row in range(1, tree.rows):
-            score, spine, parent = tree.scores[row], tree.on_spine[row], tree.parents[row]
-            self._cells[spine, self._bin(score)].add(row in taken)
-            if parent in taken and not tree.on_spine[parent]:
-                expected = math.exp(score - tree.scores[parent] - self.off_spine)
-                self._off_spine.add(row in taken, min(1.0, expected))
-
-    def _bin(self, score: float) -> int:
-        return min(self.BINS - 1, int(-score * 4)) if score > -math.inf else self.BINS - 1
-
-
 # Auto -----------------------------------------------------------------------------------------------------------
+
+SHARES = np.array((1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64))  # nodes a drafted request
 
 
 @dataclass(slots=True)
 class Habit:
-    """What speculation has brought one request lately (or everyone, for newcomers)."""
+    """What one request's drafts have been worth lately."""
 
-    gain: float  # accepted drafts a pass
-    nodes: float  # verified for it
-    passes: int = 0  # speculative ones
-    idle: int = 0  # rounds since it was drafted
-    patience: int = 32  # idle rounds before it is tried again
-    trial: int = 4  # passes that it still gets before it is judged
-    drafted: bool = False  # for the coming round
+    chain: float  # expected accepted nodes of its chain
+    passes: int = 0
+    hits: float = 0.0  # nodes accepted
+    hoped: float = 0.0  # nodes that were expected to be
 
-    LEAST_STEP = 0.03
+    STEP, PRIOR, MEMORY = 0.25, 3.0, 60.0
 
-    def learn(self, gain: int, nodes: int) -> None:
-        """A mean at first, later forgetting slowly: judged too fast, a request would stop on bad luck."""
+    @property
+    def bias(self) -> float:
+        """What is accepted over what is expected: some texts suit the drafter better than it knows."""
+        return (self.hits + self.PRIOR) / (self.hoped + self.PRIOR)
+
+    def expect(self, chain: float) -> None:
         self.passes += 1
-        step = max(self.LEAST_STEP, 1.0 / (self.passes + 1))
-        self.gain += step * (gain - self.gain)
-        self.nodes += step * (nodes - self.nodes)
+        self.chain += max(self.STEP, 1.0 / (self.passes + 1)) * (chain - self.chain)
+
+    def learn(self, accepted: int, expected: float) -> None:
+        self.hits += accepted
+        self.hoped += expected
+        if self.hoped > self.MEMORY:
+            self.hits, self.hoped = self.hits / 2, self.hoped / 2
+
+
+@dataclass(slots=True)
+class Yield:
+    """What trees bring beside chains from the same drafts, by nodes a request: smoothed over rounds of trees."""
+
+    STEP = 0.05
+
+    chain: float = 0.0
+    trees: np.ndarray = field(default_factory=lambda: np.zeros(len(SHARES)))
+    rounds: int = 0
+
+    def add(self, chain: float, trees: np.ndarray) -> None:
+        self.rounds += 1
+        step = max(self.STEP, 1.0 / self.rounds)
+        self.chain += step * (chain - self.chain)
+        self.trees = self.trees + step * (trees - self.trees)
+
+    def ratio(self, depth: int) -> np.ndarray:
+        """[SHARES]: accepted nodes of trees over those of the chain."""
+        if not self.rounds or self.chain <= 0:  # nothing is known: a tree of a chain's size is as good
+            return np.minimum(1.0, SHARES / depth)
+        return self.trees / self.chain
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A kind of round and how many of the requests to draft, those first whose drafts are worth most."""
+
+    kind: Kind
+    drafted: int
+    rate: float  # expected tokens a second, as `Costs` counts seconds
+    seconds: float  # of a round
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What was decided for a batch, until the next review if it is lasting."""
+
+    able: list[Sequence]
+    kind: Kind
+    drafted: list[Sequence]
+    lasting: bool
 
 
 @dataclass(slots=True)
@@ -253,133 +168,207 @@ class Auto:
     calibration: Calibration = field(default_factory=Calibration)
     habits: dict[str, Habit] = field(default_factory=dict)
     floor: float = math.log(0.01)  # a node less likely than this never pays for its row
-    usual: Habit | None = None
-    drafting_rounds: int = 0  # in a row, without a plain one
+    passes: int = 0  # of requests, drafted
+    usual: float | None = None  # what a request's chain is worth, for newcomers
+    trees: Yield = field(default_factory=Yield)
+    chains: bool = False
+    plan: Plan | None = None
+    running: Kind = Kind.OFF  # of the trees that this round verifies
+    coming: Kind = Kind.OFF  # of those that were drafted for the next
+    rounds: int = 0
+    reviewed: int = 0  # round of the last review
+    settled: Settled | None = None
+    heed: bool = False  # the coming round is a trial, which is learnt from whatever its number
+    credit: float = 0.0  # seconds that may be lost to trials
+    tried: dict[Kind, int] = field(default_factory=dict)  # round of the last trial
+    trial: Plan | None = None
+    trial_left: int = 0  # rounds that the trial still takes
+    expected: np.ndarray | None = None  # nodes of each tree that should be accepted this round
 
-    RETRIAL = 4
-    PATIENCE = 32
-    MAX_PATIENCE = 128
-    PLAIN_AGAIN = 256  # after so many drafting rounds one plain round re-measures what plain decoding costs
+    OPENING = 24  # passes of a request that are drafted whatever they promise
+    STICK = 1.02  # another kind must promise this much more
+    EAGER, EVERY = 64, 4  # after so many rounds, only every fourth is learnt from and reviewed
+    USUAL_STEP = 0.03
+    SHARE = 0.01  # of all seconds may go to trials
+    GAP, YOUNG_GAP = 128, 8  # rounds between trials of a kind; while its cost rests on few
+    SAMPLES = 3
+    PLAIN_ROUNDS = 2  # of a trial without drafts: the first still verifies trees
 
     @property
     def off_spine(self) -> float:
         return self.calibration.off_spine
 
+    @property
+    def _studies(self) -> bool:
+        return self.heed or self.rounds <= self.EAGER or self.rounds % self.EVERY == 0
+
     # What to draft ----------------------------------------------------------------------------------------------
 
     def to_draft(self, live: Many[Sequence]) -> list[Sequence]:
-        self._keep_only(live)
-        candidates = [s for s in live if s.drafts and s.left_to_say > 1]
-        if not candidates:
-            return []
-        if self.drafting_rounds >= self.PLAIN_AGAIN:
-            self.drafting_rounds = 0
-            for s in candidates:
-                self._habit(s).drafted = False
-            return []
-        best = {s.request.id for s in self._paying(candidates, len(live))}
-        chosen = [s for s in candidates if self._tried(self._habit(s), paying=s.request.id in best)]
-        self.drafting_rounds = self.drafting_rounds + 1 if chosen else 0
-        return chosen
+        able = [s for s in live if s.drafts and s.left_to_say > 1]
+        if self.settled is None or not self.settled.lasting or self._studies or self.settled.able != able:
+            self._keep_only(live)
+            self.settled = self._choose(able, len(live)) if able else Settled(able, Kind.OFF, [], lasting=False)
+        chosen = self.settled
+        self.heed = not chosen.lasting
+        self.coming, self.chains = chosen.kind if chosen.drafted else Kind.OFF, chosen.kind is Kind.CHAIN
+        return chosen.drafted
 
-    def _paying(self, candidates: list[Sequence], requests: int) -> list[Sequence]:
-        """The set with the best expected rate: those that gain most first, as many as pay."""
-        ordered = sorted(candidates, key=lambda s: (-self._habit(s).gain, s.request.id))
-        best, best_rate = 0, requests / self.costs.verify(requests, requests)
-        tokens, rows = float(requests), float(requests)
-        for count, s in enumerate(ordered, start=1):
-            tokens += self._habit(s).gain
-            rows += self._habit(s).nodes
-            seconds = self.costs.verify(max(requests + 1, round(rows)), requests) + self.costs.draft(count)
-            if tokens / seconds > best_rate:
-                best, best_rate = count, tokens / seconds
-        return ordered[:best]
+    def _choose(self, able: list[Sequence], requests: int) -> Settled:
+        ordered = self._ordered(able)
+        plan = self.review(ordered, requests)
+        if self.trial_left == 0:
+            self.trial = self._next_trial(plan, ordered, requests)
+        if self.trial is not None:
+            self.trial_left -= 1
+            trial = self.trial
+            self.trial = trial if self.trial_left else None
+            ordered.sort(key=lambda s: self._habit(s).passes > 0)  # newcomers first
+            return Settled(able, trial.kind, ordered[: trial.drafted], lasting=False)
+        chosen = ordered[: plan.drafted]
+        if plan.kind is not Kind.OFF:  # nothing is known of newcomers, so they are drafted too
+            chosen += [s for s in ordered[plan.drafted :] if not self._habit(s).passes]
+        return Settled(able, plan.kind, chosen, lasting=True)
 
-    def _tried(self, habit: Habit, *, paying: bool) -> bool:
-        """Whether to draft: it pays, or it is on trial, or it was idle for long enough to be tried again."""
-        if paying:
-            habit.patience = self.PATIENCE
-        elif habit.trial == 0 and habit.idle >= habit.patience:
-            habit.patience = min(self.MAX_PATIENCE, habit.patience * 2)
-            habit.trial = self.RETRIAL
-            habit.passes = min(habit.passes, self.RETRIAL)  # what it finds now counts more than what was
-        drafted = paying or habit.trial > 0
-        habit.trial = max(0, habit.trial - 1)
-        habit.idle = 0 if drafted else habit.idle + 1
-        habit.drafted = drafted
-        return drafted
+    def review(self, ordered: list[Sequence], requests: int) -> Plan:
+        """The best of all plans. The kind that runs is kept unless another promises more than a little."""
+        plans = self._plans(ordered, requests)
+        before = self.plan.kind if self.plan else None
+        self.plan = max(plans, key=lambda p: p.rate * (self.STICK if p.kind is before else 1.0))
+        if self.passes < self.OPENING:
+            self.plan = plans[-1]
+        self.credit += (self.rounds - self.reviewed) * self.SHARE * self.plan.seconds
+        self.reviewed = self.rounds
+        return self.plan
+
+    def _plans(self, ordered: list[Sequence], requests: int) -> list[Plan]:
+        gains = np.cumsum([self._habit(s).chain for s in ordered])
+        return [self._best(kind, gains, requests) for kind in self._kinds(ordered)]
+
+    def _best(self, kind: Kind, gains: np.ndarray, requests: int) -> Plan:
+        if kind is Kind.OFF:
+            seconds = float(self.costs.seconds(kind, requests, requests, 0))
+            return Plan(kind, 0, requests / seconds, seconds)
+        drafted = np.arange(1, len(gains) + 1)[:, None]
+        if kind is Kind.CHAIN:
+            nodes, ratio = np.array([self.depth]), np.ones(1)
+        else:
+            nodes, ratio = SHARES, self.trees.ratio(self.depth)
+        seconds = self.costs.seconds(kind, requests, requests + drafted * nodes, drafted)
+        rates = (requests + gains[:, None] * ratio) / seconds
+        best = int(rates.argmax())
+        return Plan(kind, best // len(nodes) + 1, float(rates.flat[best]), float(seconds.flat[best]))
+
+    def _kinds(self, able: list[Sequence]) -> list[Kind]:
+        trees = any(s.request.mode is SpecMode.TREE for s in able)
+        return [Kind.OFF, Kind.CHAIN, Kind.TREE] if trees else [Kind.OFF, Kind.CHAIN]
+
+    # Trials of what is not run ----------------------------------------------------------------------------------
+
+    def _next_trial(self, plan: Plan, ordered: list[Sequence], requests: int) -> Plan | None:
+        """A kind that was not run for long, if what it is likely to lose can be afforded."""
+        self.tried[plan.kind] = self.rounds
+        others = [p for p in self._plans(ordered, requests) if p.kind is not plan.kind]
+        if plan.kind is Kind.OFF:  # drafts say what they are worth whatever they are grown to
+            other, gap = max(others, key=lambda p: p.rate), self.YOUNG_GAP
+        else:
+            other = min(others, key=lambda p: self.tried.setdefault(p.kind, 0))
+            gap = self.GAP if self.costs.samples(other.kind, requests) >= self.SAMPLES else self.YOUNG_GAP
+        rounds = self.PLAIN_ROUNDS if other.kind is Kind.OFF else 1
+        loss = rounds * other.seconds * max(0.0, 1.0 - other.rate / plan.rate)
+        waited = self.rounds - self.tried.setdefault(other.kind, 0)
+        if self.passes < self.OPENING or waited < gap or loss > self.credit:
+            return None
+        self.credit -= loss
+        self.tried[other.kind], self.trial_left = self.rounds, rounds
+        return other
 
     # How large the trees are ------------------------------------------------------------------------------------
 
-    def fit(self, trees: list[Tree], sequences: Many[Sequence]) -> list[Tree]:
-        """All trees share one row budget: the most probable nodes first, as many as maximise the rate."""
-        tree_mode = [s.request.mode is SpecMode.TREE for s in sequences]
-        nodes = sorted(
-            (-p, i, n) for i, tree in enumerate(trees) if tree_mode[i] for n, p in enumerate(self._expected(tree), start=1)
-        )
-        if not nodes:
-            return trees
-        fixed = sum(tree.rows for tree, fits in zip(trees, tree_mode, strict=True) if not fits)
-        roots = sum(tree_mode)
-        drafted = sum(tree.nodes > 0 for tree in trees)
-        count = self._best_count([-p for p, _, _ in nodes], fixed + roots, len(trees), drafted)
-        keep = [0] * len(trees)
-        for _, i, n in nodes[:count]:
-            keep[i] = max(keep[i], n)
-        return [t.first(n) if fits else t for t, n, fits in zip(trees, keep, tree_mode, strict=True)]
+    def fit(self, forest: Forest, sequences: Many[Sequence]) -> Forest:
+        self.rounds += 1
+        self.running = self.coming
+        self.expected = None
+        if forest.sizes.width == 1:
+            return forest
+        if self.running is not Kind.TREE:
+            if self._studies:
+                self._study(forest, sequences, self.calibration.expected(forest))
+            return forest
+        expected = self.calibration.expected(forest)
+        if self._studies:
+            self._study(forest, sequences, expected)
+        bias = np.array([self._habit(s).bias for s in sequences])
+        likely = np.minimum(expected * bias[:, None], 1.0)
+        fits = np.array([s.request.mode is SpecMode.TREE for s in sequences])
+        likely[~fits] = 0.0
+        fixed = np.where(fits, 1, forest.rows)
+        cut = forest.cut(fixed + self._nodes(likely, int(fixed.sum()), int((forest.rows > 1).sum())))
+        if self.expected is not None:
+            self.expected = np.where(cut.inside, expected, 0.0).sum(axis=1)
+        return cut
 
-    def _expected(self, tree: Tree) -> list[float]:
-        """Acceptance probability of each node, never rising along the heap's order (so that any cut is a tree)."""
-        least, found = 1.0, []
-        for score, spine in zip(tree.scores[1:], tree.on_spine[1:], strict=True):
-            least = min(least, self.calibration.probability(score, spine))
-            found.append(least)
-        return found
-
-    def _best_count(self, gains: list[float], rows: int, requests: int, drafted: int) -> int:
-        """How many of the nodes, most probable first, give the best rate. On a staircase only full steps can."""
-        draft, tokens = self.costs.draft(drafted), float(requests)
-        ends = set(self.costs.row_sizes) if self.costs.staircase else None
-        best, best_rate = 0, 0.0
-        for count in range(len(gains) + 1):
-            if count:
-                tokens += gains[count - 1]
-            if ends is not None and rows + count not in ends and count < len(gains):
-                continue
-            rate = tokens / (self.costs.verify(rows + count, requests) + draft)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        return best
+    def _nodes(self, expected: np.ndarray, rows: int, drafted: int) -> np.ndarray:
+        """[trees]: nodes of each, most probable first, as many as are worth their rows at the best rate."""
+        values = np.sort(expected[expected > 0.0])[::-1]
+        if not len(values):
+            return np.zeros(len(expected), dtype=np.int64)
+        tokens = len(expected) + np.concatenate([[0.0], np.cumsum(values)])
+        seconds = self.costs.seconds(Kind.TREE, len(expected), rows + np.arange(len(tokens)), drafted)
+        rate = self.plan.rate if self.plan else float((tokens / seconds).max())
+        count = int((tokens - rate * seconds).argmax())
+        if not count:
+            return np.zeros(len(expected), dtype=np.int64)
+        surely = (expected > values[count - 1]).sum(axis=1)
+        ties = (expected == values[count - 1]).sum(axis=1)
+        left = count - int(surely.sum()) - (np.cumsum(ties) - ties)
+        return surely + np.clip(left, 0, ties)
 
     # Learning ---------------------------------------------------------------------------------------------------
 
-    def learn(self, sequence: Sequence, tree: Tree, path: Many[int]) -> None:
-        habit = self._habit(sequence)
-        if not sequence.drafts or not habit.drafted:  # nothing was drafted
+    def _study(self, forest: Forest, sequences: Many[Sequence], expected: np.ndarray) -> None:
+        """What these drafts promise."""
+        drafted = np.flatnonzero(forest.rows > 1).tolist()
+        if not drafted:
             return
-        if sequence.request.mode is SpecMode.TREE:
-            self.calibration.learn(tree, path)
-        if self.usual is None:
-            self.usual = replace(habit)
-        for h in (habit, self.usual):
-            h.learn(len(path) - 1, tree.nodes)
+        self.passes += len(drafted)
+        self.expected = expected.sum(axis=1)
+        chain = self.calibration.spine(forest)
+        for i in drafted:
+            habit = self._habit(sequences[i])
+            worth = min(float(self.depth), float(chain[i]) * habit.bias)
+            habit.expect(worth)
+            self.usual = worth if self.usual is None else self.usual + self.USUAL_STEP * (worth - self.usual)
+        if self.running is Kind.TREE:
+            values, n = np.cumsum(np.sort(expected, axis=None)[::-1]), len(drafted)
+            at = np.minimum(SHARES * n, len(values)) - 1
+            self.trees.add(float(chain[drafted].mean()), values[at] / n)
+
+    def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
+        if self.expected is None:
+            return
+        self.calibration.learn(forest, paths)
+        for s, path, expected in zip(sequences, paths, self.expected.tolist(), strict=True):
+            if expected > 0.0:
+                self._habit(s).learn(len(path) - 1, expected)
 
     def observe(self, spent: Round) -> None:
-        self.costs.observe(spent)
+        drafting = spent.drafted > 0
+        if drafting == (self.running is not Kind.OFF):
+            self.costs.observe(self.running, spent.requests, spent.rows, spent.drafted, spent.seconds)
 
     def forget(self) -> None:
-        self.calibration = Calibration()
-        self.habits.clear()
-        self.usual = None
-        self.drafting_rounds = 0
+        self.calibration, self.trees = Calibration(), Yield()
+        self.habits, self.usual, self.settled, self.passes = {}, None, None, 0
+
+    def _ordered(self, able: Many[Sequence]) -> list[Sequence]:
+        return sorted(able, key=lambda s: (-self._habit(s).chain, s.request.id))
 
     def _habit(self, s: Sequence) -> Habit:
-        if s.request.id not in self.habits:
-            if self.usual:
-                self.habits[s.request.id] = Habit(self.usual.gain, self.usual.nodes)
-            else:  # nothing is known yet: hope
-                self.habits[s.request.id] = Habit(self.depth / 2, float(self.depth))
-        return self.habits[s.request.id]
+        habit = self.habits.get(s.request.id)
+        if habit is None:  # nothing is known yet: as usual, or hope
+            habit = self.habits[s.request.id] = Habit(self.depth / 2 if self.usual is None else self.usual)
+        return habit
 
     def _keep_only(self, live: Many[Sequence]) -> None:
         ids = {s.request.id for s in live}

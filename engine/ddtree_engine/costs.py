@@ -1,70 +1,120 @@
-"""Measures what passes cost on this machine, for budget `auto`. A few hundred milliseconds at start-up.
+"""What a round costs: tables measured at start-up, corrected by what rounds of each kind really take. Pure.
 
-Every size is timed on an empty cache with a context of a few hundred tokens; `budget.Costs` corrects the tables by what real
-rounds take.
+Only ratios between kinds matter to a decision, and machines are disturbed for seconds or minutes at a time. So a round of
+a kind that is seldom run is compared with the rounds around it, never with an absolute time of long ago, and medians are
+kept, not means. `measuring.py` makes the tables.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import bisect
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
-from ddtree_engine.budget import CostTable
-from ddtree_engine.rows import Segment, Sight
-from ddtree_engine.runner import Runner
-from ddtree_engine.tree import chain
-
-ROW_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-REPEATS = 5  # the least of them counts: disturbances only ever add
-CONTEXT = 192
+import numpy as np
 
 
-def measure_verify(
-    runner: Runner, sizes: Sequence[int], max_nodes: int, context: int, progress: Callable[[float], None]
-) -> CostTable:
-    """Seconds of a target pass with logits and choices, by rows."""
-    seconds = []
-    for i, rows in enumerate(sizes):
-        seconds.append(_least(lambda rows=rows: _verify_once(runner, rows, max_nodes, context), runner))
-        progress((i + 1) / len(sizes))
-    return CostTable(tuple(sizes), tuple(seconds), runner.staircase).smoothed()
+class Kind(Enum):
+    """What a decoding round does. Only whole rounds of a kind are compared, not the ones in which it changes."""
+
+    OFF = auto()
+    CHAIN = auto()
+    TREE = auto()
 
 
-def _verify_once(runner: Runner, rows: int, max_nodes: int, context: int) -> None:
-    """Rows spread over as few requests as trees of `max_nodes` allow."""
-    segments, slab = [], 0
-    while rows > 0:
-        tree = chain(0, [0] * (min(rows, max_nodes + 1) - 1))
-        past = min(CONTEXT, context - 1)
-        positions = [past + d for d in tree.depths]
-        base = runner.cache.shape.base(slab)
-        segments.append(Segment(base, past, tree.token_ids, positions, Sight.TREE, tree.visible()))
-        rows, slab = rows - tree.rows, slab + 1
-    runner.probe_verify(segments)
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Measured seconds at a few sizes, ascending. A staircase costs as much as the next size measured (CUDA graphs are
+    captured for these sizes); otherwise sizes in between are interpolated. Beyond the last: in proportion.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    staircase: bool
+
+    def __post_init__(self) -> None:
+        if not self.sizes or len(self.sizes) != len(self.seconds) or list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError("sizes must be ascending, with one time each")
+
+    def at(self, size: int) -> float:
+        if size <= 0:
+            return 0.0
+        i = bisect.bisect_left(self.sizes, size)
+        if i == len(self.sizes):
+            return self.seconds[-1] * size / self.sizes[-1]
+        if self.staircase or i == 0 or self.sizes[i] == size:
+            return self.seconds[i]
+        low, high = self.sizes[i - 1], self.sizes[i]
+        share = (size - low) / (high - low)
+        return self.seconds[i - 1] * (1 - share) + self.seconds[i] * share
+
+    def smoothed(self) -> CostTable:
+        """Never cheaper for more: measuring noise must not make a size look free."""
+        best = list(self.seconds)
+        for i in range(len(best) - 2, -1, -1):
+            best[i] = min(best[i], best[i + 1])
+        return CostTable(self.sizes, tuple(best), self.staircase)
 
 
-def measure_draft(runner: Runner, sizes: Sequence[int], context: int, k: int) -> CostTable:
-    """Seconds of a drafter pass with its candidates, by requests."""
+@dataclass(slots=True)
+class _Cell:
+    """How much longer than its table says a kind takes at one batch size, as a logarithm, beside the other kinds."""
 
-    past = min(CONTEXT, context - 1)
-    seconds = [_least(lambda n=n: runner.probe_draft(n, past, k), runner) for n in sizes]
-    if runner.staircase:  # a replayed draft comes with a pass over the roots
-        plain = [_least(lambda n=n: _verify_once(runner, n, 0, context), runner) for n in sizes]
-        seconds = [max(both - one, both * 0.1) for both, one in zip(seconds, plain, strict=True)]
-    return CostTable(tuple(sizes), tuple(seconds), runner.staircase).smoothed()
+    guess: float
+    seen: deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
-
-def _least(call: Callable[[], None], runner: Runner) -> float:
-    best = float("inf")
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        call()
-        runner.synchronise()
-        best = min(best, time.perf_counter() - started)
-    return best
+    @property
+    def value(self) -> float:
+        return statistics.median([self.guess, *self.seen])  # the guess counts as one: a first round may be disturbed
 
 
-def sizes_up_to(limit: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The sizes below `limit`, and `limit` itself unless it is beyond the largest (which is left to extrapolation)."""
-    below = tuple(n for n in sizes if n < limit)
-    return (*below, limit) if limit <= sizes[-1] else below
+class Costs:
+    """Seconds of rounds, up to a factor that is the machine's present pace and the same for all of them."""
+
+    RECENT = 5  # rounds that make the present pace
+
+    def __init__(self, verify: CostTable, draft: CostTable) -> None:
+        self._tables = (verify, draft)
+        self._known: list[np.ndarray] = [np.zeros(1), np.zeros(1)]
+        self._cells: dict[tuple[Kind, int], _Cell] = {}
+        self._recent: deque[tuple[tuple[Kind, int], float]] = deque(maxlen=self.RECENT)
+
+    def seconds(self, kind: Kind, requests: int, rows: np.ndarray | int, drafted: np.ndarray | int) -> np.ndarray:
+        """Of rounds of a kind that verify `rows` and draft for `drafted` of `requests` requests (arrays broadcast)."""
+        return self._table(0, rows) * math.exp(self._factor(kind, requests)) + self._table(1, drafted)
+
+    def samples(self, kind: Kind, requests: int) -> int:
+        cell = self._cells.get((kind, requests))
+        return len(cell.seen) if cell else 0
+
+    def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float) -> None:
+        key = (kind, requests)
+        # Drafting was measured by itself; what a round takes beyond it is verifying.
+        draft = float(self._table(1, drafted))
+        pace = math.exp(self._pace())
+        excess = math.log(max(seconds - pace * draft, 0.1 * seconds) / float(self._table(0, rows)))
+        cell = self._cells.setdefault(key, _Cell(self._factor(kind, requests)))
+        # Compared with the rounds just before, of another kind: one sample a change, so that a disturbance counts once.
+        if self._recent and self._recent[-1][0] != key:
+            cell.seen.append(excess - self._pace())
+        self._recent.append((key, excess - cell.value))
+
+    def _pace(self) -> float:
+        return statistics.median(r for _, r in self._recent) if self._recent else 0.0
+
+    def _factor(self, kind: Kind, requests: int) -> float:
+        """Of this kind and batch size, or of what is nearest to it."""
+        if (cell := self._cells.get((kind, requests))) is not None:
+            return cell.value
+        near = [(abs(math.log(n / requests)) + 0.5 * (k is not kind), n, c.value) for (k, n), c in self._cells.items()]
+        return min(near)[2] if near else 0.0
+
+    def _table(self, which: int, sizes: np.ndarray | int) -> np.ndarray:
+        known, most = self._known[which], int(np.max(sizes))
+        if most >= len(known):
+            known = np.array([self._tables[which].at(n) for n in range(2 * most + 1)])
+            self._known[which] = known
+        return known[sizes]  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""One round of decoding: build and compile the trees, verify, accept, commit, draft the next.
+"""One round of decoding: compile the trees, verify, accept, commit, draft and grow the next.
 
-The trees that a round verifies were drafted at the end of the round before, so a round has one target pass and one drafter
+The trees that a round verifies were grown at the end of the round before, so a round has one target pass and one drafter
 pass. Prefill chunks ride along in the target pass. Which requests run is `scheduler.py`'s decision, how large trees are
 `budget.py`'s; tensors live in `cache.py`.
 """
@@ -10,20 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from ddtree_engine import sampling, tree
+from ddtree_engine import sampling
 from ddtree_engine.budget import Policy, Round
 from ddtree_engine.config import SpecMode
 from ddtree_engine.corruption import CorruptionPoints, FaultContext
+from ddtree_engine.forest import Forest, Growth, Proposal, Sizes, gather
 from ddtree_engine.requests import Finish, TopLogprobs, Update
 from ddtree_engine.rows import RowBatch, Segment, Sight
-from ddtree_engine.runner import Runner, Settle
+from ddtree_engine.runner import Decoding, Replay, Runner, Settle, tree_segment
 from ddtree_engine.sampling import RowSampling
-from ddtree_engine.sequence import Ending, Proposal, Sequence
+from ddtree_engine.sequence import Ending, Sequence
 from ddtree_engine.tree import Tree
 
 EXTEND_ROWS = 1024  # context tokens that the drafter catches up with in one call; bounds its activations
@@ -35,6 +36,10 @@ class DecodeSettings:
     topk_cap: int
     block_size: int  # 1 without a drafter
     max_running: int
+
+    @property
+    def trees(self) -> Sizes:
+        return Sizes(max(self.budget + 1, self.block_size), self.block_size - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,14 @@ class Verified:
 
     logits: torch.Tensor  # float32 [rows, vocab]
     choices: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What the target agreed with in one tree."""
+
+    path: list[int]  # rows from the root down
+    tokens: list[int]  # gained: those of path[1:], then the choice after path[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,79 +125,80 @@ class Decoder:
         self.counters.rounds += 1
         started = time.perf_counter()
         with self._stage("tree_build"):
-            drafts = self._build(decoding)
+            forest = gather([s.proposal for s in decoding], [s.root for s in decoding])
+            forest = self.policy.fit(forest, decoding)
+        if decoding and not chunks and not self.faults and self.runner.replays(forest):
+            return self._replay(forest, decoding, started)
         with self._stage("tree_compile"):
+            drafts = [Draft(s, forest.tree(i)) for i, s in enumerate(decoding)]
             rows = self._compile(drafts, chunks)
-        if not chunks and not self.faults and self.runner.replays(rows):
-            return self._replay(rows, drafts, started)
         with self._stage("verify"):
-            verified = self._verify(rows, drafts, chunks)
+            verified = self._verify(rows, forest, decoding, chunks)
         with self._stage("commit"):
-            steps = self._accept(verified, drafts, chunks)
+            accepted = self._walk(drafts, verified.choices)
+            self.policy.learn(forest, decoding, [a.path for a in accepted])
+            sizes = [d.tree.rows for d in drafts]
+            steps = self._accept(decoding, sizes, accepted) + self._first_tokens(chunks, verified.choices, sum(sizes))
             self._commit(steps, chunks)
-            updates = [self._update(step, verified) for step in steps]
-        drafting = time.perf_counter()
-        with self._stage("draft"):
-            drafted = self._draft([step.sequence for step in steps if step.ending is None])
+            updates = [self._update(step, verified.logits) for step in steps]
+        drafted = self._draft([step.sequence for step in steps if step.ending is None])
         if not chunks:
-            ended = time.perf_counter()
-            self.policy.observe(Round(len(decoding), rows.rows, drafting - started, drafted, ended - drafting))
+            self.policy.observe(Round(len(decoding), rows.rows, drafted, time.perf_counter() - started))
         return updates
 
-    def _replay(self, rows: RowBatch, drafts: Many[Draft], started: float) -> list[Update]:
-        """The same round on the device alone: it walks, commits and drafts before the host hears of it.
+    def _replay(self, forest: Forest, decoding: Many[Sequence], started: float) -> list[Update]:
+        """The same round on the device alone: it walks, commits, drafts and grows before the host hears of it.
 
         What to draft is therefore decided before the pass; requests that turn out to have ended were drafted in vain.
         """
-        chosen = {s.request.id for s in self.policy.to_draft([d.sequence for d in drafts])}
-        settled = [(i, d) for i, d in enumerate(drafts) if chosen and (d.tree.nodes or d.sequence.request.id in chosen)]
+        chosen = {s.request.id for s in self.policy.to_draft(decoding)}
+        sizes = forest.rows.tolist()
+        index = [i for i, s in enumerate(decoding) if sizes[i] > 1 or s.request.id in chosen]
+        settled = [decoding[i] for i in index]
         with self._stage("draft"):
-            self._catch_up([d.sequence for _, d in settled])
+            self._catch_up(settled)
         with self._stage("verify"):
-            settle = [Settle(d.tree, rows.offsets[i], d.sequence.base, d.sequence.computed) for i, d in settled]
-            replay = self.runner.replay(rows, self._row_samplings(drafts, ()), settle)
+            places = (np.array([s.base for s in decoding]), np.array([s.computed for s in decoding]))
+            settle = self._settle(index, settled, chosen) if index else None
+            replay = self.runner.replay(Decoding(forest, *places), self._row_samplings(forest, decoding, ()), settle)
         with self._stage("commit"):
-            verified = Verified(replay.logits, replay.choices)
-            steps = self._accept(verified, drafts, ())
-            if settled:
-                for step in steps:
-                    self._advance(step.sequence, len(step.path or ()))
-            else:
-                self._commit(steps, ())
-            updates = [self._update(step, verified) for step in steps]
-        for d in drafts:
-            d.sequence.proposal = None
-        for (_, d), logprobs, ids in zip(settled, replay.logprobs, replay.token_ids, strict=True):
-            d.sequence.drafted = d.sequence.computed
-            if d.sequence.request.id in chosen:
-                d.sequence.proposal = Proposal(logprobs, ids)
-        seconds = time.perf_counter() - started
-        self.policy.observe(Round(len(drafts), rows.rows, seconds, len(settled), None if settled else 0.0))
+            accepted = _read(replay, sizes, index)
+            self.policy.learn(forest, decoding, [a.path for a in accepted])
+            steps = self._accept(decoding, sizes, accepted)
+            for step in steps:
+                self._advance(step.sequence, len(step.path or ()))
+            updates = [self._update(step, replay.logits) for step in steps]
+        for s in decoding:
+            s.proposal = None
+        for i, s in enumerate(settled):
+            s.drafted = s.computed
+            if s.request.id in chosen and replay.forest is not None:
+                s.proposal = Proposal(replay.forest, i)
+        drafted = len(settled) if chosen else 0
+        self.policy.observe(Round(len(decoding), sum(sizes), drafted, time.perf_counter() - started))
         return updates
 
-    # tree_build ---------------------------------------------------------------------------------------------------
+    def _settle(self, index: list[int], sequences: Many[Sequence], chosen: set[str]) -> Settle:
+        growth = self._growth(sequences)
+        nodes = [n if s.request.id in chosen else 0 for s, n in zip(sequences, growth.nodes, strict=True)]
+        return Settle(
+            np.array(index),
+            np.array([s.left_to_say for s in sequences]),
+            np.array(growth.ranks),
+            np.array(nodes),
+            growth.off_spine,
+            growth.floor,
+        )
 
-    def _build(self, decoding: Many[Sequence]) -> list[Draft]:
-        trees = self.policy.fit([self._tree(s) for s in decoding], decoding)
-        return [Draft(s, t) for s, t in zip(decoding, trees, strict=True)]
-
-    def _tree(self, s: Sequence) -> Tree:
-        # A path of d nodes commits d + 1 tokens: deeper than what is left to say is wasted.
-        depth = max(0, s.left_to_say - 1)
-        if s.proposal is None or depth == 0:
-            return tree.root_only(s.root)
-        logprobs, token_ids = s.proposal.logprobs[:depth], s.proposal.token_ids[:depth]
-        if self.faults:
-            lp, ids = np.array(logprobs), np.array(token_ids)
-            token_ids = self.faults.draft_tokens(ids, lp, self._context(s)).tolist()
-            logprobs = self.faults.draft_logprobs(lp, self._context(s)).tolist()
-        if s.request.mode is SpecMode.CHAIN:
-            return tree.chain(s.root, [ids[0] for ids in token_ids])
-        return tree.best_first(
-            s.root,
-            logprobs,
-            token_ids,
-            self.settings.budget,
+    def _growth(self, sequences: Many[Sequence]) -> Growth:
+        """How the next trees of these requests grow. A path of d nodes commits d + 1 tokens: deeper than is left is wasted."""
+        block, chains = self.settings.block_size, self.policy.chains
+        ranks = [1 if chains or s.request.mode is SpecMode.CHAIN else self.settings.topk_cap for s in sequences]
+        return Growth(
+            roots=[s.root for s in sequences],
+            depths=[max(0, min(block - 1, s.left_to_say - 1)) for s in sequences],
+            ranks=ranks,
+            nodes=[block - 1 if rank == 1 else self.settings.budget for rank in ranks],
             off_spine=self.policy.off_spine,
             floor=self.policy.floor,
         )
@@ -202,39 +216,38 @@ class Decoder:
 
     def _tree_segment(self, draft: Draft) -> Segment:
         s, t = draft.sequence, draft.tree
-        positions = [s.computed + depth for depth in t.depths]
-        visible = t.visible() if t.nodes else None
-        if self.faults:
-            positions = self.faults.row_positions(positions, list(t.depths), self._context(s))
-            if visible is not None and s.drafts:
-                visible = self.faults.tree_mask(visible, self._context(s))
-        sight = Sight.CAUSAL if visible is None else Sight.TREE
-        return Segment(s.base, s.computed, t.token_ids, positions, sight, visible)
+        segment = tree_segment(t, s.base, s.computed)
+        if not self.faults:
+            return segment
+        positions = self.faults.row_positions(list(segment.positions), list(t.depths), self._context(s))
+        visible = segment.visible
+        if visible is not None and s.drafts:
+            visible = self.faults.tree_mask(visible, self._context(s))
+        return replace(segment, positions=positions, visible=visible)
 
     # verify -------------------------------------------------------------------------------------------------------
 
-    def _verify(self, rows: RowBatch, drafts: Many[Draft], chunks: Many[Chunk]) -> Verified:
-        featured = [d.sequence for d in drafts if d.sequence.drafts] or chunks
-        hidden = self.runner.verify(rows, features=bool(featured))
-        wanted = list(range(sum(d.tree.rows for d in drafts)))
-        for i, chunk in enumerate(chunks):
-            self._score_prompt(chunk, hidden, rows.offsets[len(drafts) + i])
+    def _verify(self, rows: RowBatch, forest: Forest, decoding: Many[Sequence], chunks: Many[Chunk]) -> Verified:
+        featured = any(s.drafts for s in decoding) or bool(chunks)
+        hidden = self.runner.verify(rows, features=featured)
+        wanted = list(range(rows.offsets[len(decoding)]))
+        for i, chunk in enumerate(chunks, start=len(decoding)):
+            self._score_prompt(chunk, hidden, rows.offsets[i])
             if chunk.completes and chunk.sequence.left_to_say > 0:
-                wanted.append(rows.offsets[len(drafts) + i + 1] - 1)
+                wanted.append(rows.offsets[i + 1] - 1)
         if not wanted:
             return Verified(torch.empty(0, 0), [])
         logits = self.runner.logits(hidden, wanted)
-        return Verified(logits, sampling.choose(logits, self._row_samplings(drafts, chunks)).tolist())
+        return Verified(logits, sampling.choose(logits, self._row_samplings(forest, decoding, chunks)).tolist())
 
-    def _row_samplings(self, drafts: Many[Draft], chunks: Many[Chunk]) -> list[RowSampling]:
+    def _row_samplings(self, forest: Forest, decoding: Many[Sequence], chunks: Many[Chunk]) -> list[RowSampling]:
         ready = [c.sequence for c in chunks if c.completes and c.sequence.left_to_say > 0]
-        sequences = [d.sequence for d in drafts] + ready
-        if all(s.request.sampling.greedy for s in sequences):
+        if all(s.request.sampling.greedy for s in (*decoding, *ready)):
             return []
         rows = [
-            RowSampling(d.sequence.request.sampling, d.sequence.seed, d.sequence.computed + depth + 1)
-            for d in drafts
-            for depth in d.tree.depths
+            RowSampling(s.request.sampling, s.seed, s.computed + depth + 1)
+            for i, s in enumerate(decoding)
+            for depth in forest.depths[i, : forest.rows[i]].tolist()
         ]
         return rows + [RowSampling(s.request.sampling, s.seed, s.prompt_length) for s in ready]
 
@@ -255,47 +268,57 @@ class Decoder:
 
     # accept -------------------------------------------------------------------------------------------------------
 
-    def _accept(self, verified: Verified, drafts: Many[Draft], chunks: Many[Chunk]) -> list[Step]:
-        steps, row = [], 0
+    def _walk(self, drafts: Many[Draft], choices: list[int]) -> list[Accepted]:
+        walked, row = [], 0
         for draft in drafts:
-            steps.append(self._accept_tree(draft, verified.choices[row : row + draft.tree.rows], row))
+            walked.append(self._walk_tree(draft, choices[row : row + draft.tree.rows]))
             row += draft.tree.rows
-        for chunk in chunks:
-            if not chunk.completes:
-                continue
-            s = chunk.sequence
-            if s.left_to_say > 0:
-                tokens, ending = s.say([verified.choices[row]])
-                steps.append(Step(s, tokens, [row], None, ending))
-                row += 1
-            else:
-                steps.append(Step(s, [], [], None, Ending(Finish.LENGTH)))
-        return steps
+        return walked
 
-    def _accept_tree(self, draft: Draft, choices: list[int], first_row: int) -> Step:
+    def _walk_tree(self, draft: Draft, choices: list[int]) -> Accepted:
         s, t = draft.sequence, draft.tree
         if self.faults:
             choices = self.faults.choices(choices, self._context(s))
         path = t.walk(choices)
         if self.faults and s.drafts:
             path = self.faults.accepted(path, t, self._context(s))
-        self.policy.learn(s, t, path)
-        gained = [t.token_ids[row] for row in path[1:]] + [choices[path[-1]]]
-        tokens, ending = s.say(gained)
-        kept = path[: len(tokens)]
-        self._count(s, t, kept, tokens)
-        return Step(s, tokens, [first_row + row for row in kept], kept, ending)
+        return Accepted(path, [t.token_ids[row] for row in path[1:]] + [choices[path[-1]]])
 
-    def _count(self, s: Sequence, t: Tree, kept: list[int], tokens: list[int]) -> None:
-        accepted = min(len(kept) - 1, len(tokens))
+    def _accept(self, decoding: Many[Sequence], sizes: list[int], accepted: Many[Accepted]) -> list[Step]:
+        """What was walked joins the answers, up to their ends."""
+        steps, first = [], 0
+        for s, rows, walked in zip(decoding, sizes, accepted, strict=True):
+            tokens, ending = s.say(walked.tokens)
+            kept = walked.path[: len(tokens)]
+            self._count(s, rows - 1, len(kept) - 1, tokens)
+            steps.append(Step(s, tokens, [first + row for row in kept], kept, ending))
+            first += rows
+        return steps
+
+    def _first_tokens(self, chunks: Many[Chunk], choices: list[int], row: int) -> list[Step]:
+        """The first token after each prompt that is complete, chosen after logits row `row` and those that follow."""
+        steps = []
+        for chunk in chunks:
+            if not chunk.completes:
+                continue
+            s = chunk.sequence
+            if s.left_to_say > 0:
+                tokens, ending = s.say([choices[row]])
+                steps.append(Step(s, tokens, [row], None, ending))
+                row += 1
+            else:
+                steps.append(Step(s, [], [], None, Ending(Finish.LENGTH)))
+        return steps
+
+    def _count(self, s: Sequence, proposed: int, accepted: int, tokens: list[int]) -> None:
         s.verify_passes += 1
         s.accepted_drafts += accepted
-        s.proposed_drafts += t.nodes
+        s.proposed_drafts += proposed
         if s.drafts:
             self.counters.verify_passes += 1
             self.counters.committed_tokens += len(tokens)
             self.counters.accepted_drafts += accepted
-            self.counters.proposed_drafts += t.nodes
+            self.counters.proposed_drafts += proposed
 
     # commit -------------------------------------------------------------------------------------------------------
 
@@ -329,13 +352,13 @@ class Decoder:
             )
         s.computed += tokens
 
-    def _update(self, step: Step, verified: Verified) -> Update:
+    def _update(self, step: Step, logits: torch.Tensor) -> Update:
         s, ending = step.sequence, step.ending
         own: tuple[float, ...] = ()
         top: tuple[TopLogprobs, ...] = ()
         if s.request.want_logprobs and step.tokens:
-            logits = verified.logits[torch.tensor(step.rows, device=verified.logits.device)]
-            own, top = sampling.logprobs_of(logits, step.tokens, s.request.top_logprobs)
+            mine = logits[torch.tensor(step.rows, device=logits.device)]
+            own, top = sampling.logprobs_of(mine, step.tokens, s.request.top_logprobs)
         tokens = step.tokens
         if self.faults and step.path is not None:
             tokens = self.faults.emit(list(tokens), self._context(s))
@@ -358,26 +381,45 @@ class Decoder:
 
     def _draft(self, live: Many[Sequence]) -> int:
         """Propose the next block of the sequences that the policy picks; returns how many were drafted."""
-        for s in live:
-            s.proposal = None
-        drafting = [s for s in self.policy.to_draft(live) if s.left_to_say > 1]
-        if not drafting:
-            return 0
-        self._catch_up(drafting)
-        blocks = [
-            Segment(
-                s.base,
-                s.computed,
-                self.runner.block(s.root),
-                range(s.computed, s.computed + self.settings.block_size),
-                Sight.FULL,
-            )
-            for s in drafting
-        ]
-        logprobs, token_ids = self.runner.draft(self.runner.batch(blocks), self.settings.topk_cap)
-        for s, lp, ids in zip(drafting, logprobs.tolist(), token_ids.tolist(), strict=True):
-            s.proposal = Proposal(lp, ids)
+        with self._stage("draft"):
+            for s in live:
+                s.proposal = None
+            drafting = [s for s in self.policy.to_draft(live) if s.left_to_say > 1]
+            if not drafting:
+                return 0
+            self._catch_up(drafting)
+            blocks = [
+                Segment(
+                    s.base,
+                    s.computed,
+                    self.runner.block(s.root),
+                    range(s.computed, s.computed + self.settings.block_size),
+                    Sight.FULL,
+                )
+                for s in drafting
+            ]
+            logprobs, token_ids = self.runner.draft(self.runner.batch(blocks), self.settings.topk_cap)
+        with self._stage("tree_build"):
+            if self.faults:
+                self._batch = tuple(live)
+                logprobs, token_ids = self._corrupted(drafting, logprobs, token_ids)
+            forest = self.runner.grow(logprobs, token_ids, self._growth(drafting), self.settings.trees)
+            for i, s in enumerate(drafting):
+                s.proposal = Proposal(forest, i)
         return len(drafting)
+
+    def _corrupted(
+        self, drafting: Many[Sequence], logprobs: torch.Tensor, token_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.faults is not None
+        for i, s in enumerate(drafting):
+            deep = min(self.settings.block_size - 1, s.left_to_say - 1)
+            lp, ids = logprobs[i, :deep].numpy(force=True), token_ids[i, :deep].numpy(force=True)
+            new_ids = self.faults.draft_tokens(ids, lp, self._context(s))
+            new_lp = self.faults.draft_logprobs(lp, self._context(s))
+            token_ids[i, :deep] = torch.from_numpy(np.array(new_ids))
+            logprobs[i, :deep] = torch.from_numpy(np.array(new_lp))
+        return logprobs, token_ids
 
     def _catch_up(self, sequences: Many[Sequence]) -> None:
         """Bring the drafter's context up to the last computed token, however far it is behind."""
@@ -407,3 +449,13 @@ class Decoder:
         self.runner.synchronise()
         seconds = self.counters.stage_seconds
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def _read(replay: Replay, sizes: list[int], index: list[int]) -> list[Accepted]:
+    """Every decoding request's path and tokens: walked on the device, or a plain step's only choice."""
+    firsts = np.cumsum(sizes) - sizes
+    accepted = [Accepted([0], [token]) for token in replay.choices[firsts].tolist()]
+    lengths, paths, said = replay.lengths.tolist(), replay.paths.tolist(), replay.said.tolist()
+    for i, length, path, tokens in zip(index, lengths, paths, said, strict=True):
+        accepted[i] = Accepted(path[:length], tokens[:length])
+    return accepted

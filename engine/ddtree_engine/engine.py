@@ -15,11 +15,13 @@ import numpy as np
 import torch
 
 from ddtree_engine import scheduler
-from ddtree_engine.budget import Auto, Costs, Fixed, Policy
+from ddtree_engine.budget import Auto, Fixed, Policy
 from ddtree_engine.cache import Lease, Resident, Slabs
 from ddtree_engine.config import AUTO, EngineConfig, SpecMode
 from ddtree_engine.corruption import CorruptionPoints
+from ddtree_engine.costs import Costs
 from ddtree_engine.decode import Chunk, Decoder, DecodeSettings
+from ddtree_engine.forest import Sizes
 from ddtree_engine.loading import Checked, Loaded, check, device_facts, load
 from ddtree_engine.requests import Finish, Request, RequestError, Sampling, Stats, Update
 from ddtree_engine.runner import Runner
@@ -280,10 +282,12 @@ def _runner(
 ) -> Runner:
     if checked.device.type == "cpu":
         return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
-    from ddtree_engine import graphs, kernels, tiles
+    from ddtree_engine import graphs, kernels, tiles, tree_kernel
 
     config, sizes = checked.config, checked.sizes
-    runner = graphs.CudaRunner(loaded.target, loaded.drafter, loaded.cache, checked.device, kernels.TileAttention)
+    runner = graphs.CudaRunner(
+        loaded.target, loaded.drafter, loaded.cache, checked.device, kernels.TileAttention, tree_kernel.grow_into
+    )
     if config.disable_cuda_graph or faults is not None:  # corruption points are on the host, between the steps
         return runner
     if sizes.budget > tiles.MAX_NODES:
@@ -302,14 +306,15 @@ def _runner(
 def _policy(checked: Checked, runner: Runner, progress: Callable[[str, float], None]) -> Policy:
     if checked.config.speculative_ddtree_budget != AUTO or checked.drafter is None:
         return Fixed()
-    from ddtree_engine import costs
+    from ddtree_engine import measuring
 
     sizes, running = checked.sizes, checked.config.max_running_requests
-    rows = costs.sizes_up_to(running * (sizes.budget + 1), runner.row_sizes or costs.ROW_SIZES)
-    requests = costs.sizes_up_to(running, runner.request_sizes or (1, 2, 4, 8, 16))
-    verify = costs.measure_verify(runner, rows, sizes.budget, sizes.context, lambda share: progress("measuring costs", share))
+    rows = measuring.sizes_up_to(running * (sizes.budget + 1), runner.row_sizes or measuring.ROW_SIZES)
+    requests = measuring.sizes_up_to(running, runner.request_sizes or (1, 2, 4, 8, 16))
+    trees = Sizes(sizes.window, sizes.block - 1)
+    verify = measuring.measure_verify(runner, rows, trees, sizes.context, lambda share: progress("measuring costs", share))
     k = min(checked.config.speculative_ddtree_topk_cap, checked.target.stack.vocab)
-    draft = costs.measure_draft(runner, requests, sizes.context, k)
+    draft = measuring.measure_draft(runner, requests, sizes.context, k, trees)
     return Auto(Costs(verify, draft), depth=sizes.block - 1)
 
 

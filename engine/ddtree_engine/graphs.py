@@ -1,9 +1,9 @@
 """The CUDA runner: the passes of `runner.py` with tiled attention, and pure decoding rounds replayed as CUDA graphs.
 
 Two graphs make a round, launched back to back without waiting: `verify` (per bucket of rows: target, logits, greedy choices)
-and `settle` (per bucket of requests: walk the trees, compact the cache, extend the drafter's context, draft, top-k). Then
-one copy brings choices and candidates to the host, which walks the same trees again for its own books. Rounds with
-prefill chunks run without graphs. Without a capture the same steps are computed as they are (on CPU, in tests).
+and `settle` (per bucket of requests: walk the trees, compact the cache, extend the drafter's context, draft, grow the next
+trees). Then one copy brings paths, tokens and trees to the host. Rounds with prefill chunks run without graphs. Without a
+capture the same steps are computed as they are (on CPU, in tests).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,9 +20,10 @@ from ddtree_engine import tiles
 from ddtree_engine.attention import Attend
 from ddtree_engine.cache import Cache
 from ddtree_engine.drafter import Drafter
+from ddtree_engine.forest import MASK_NODES, Forest, Growth, Sizes
 from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment, batch_rows
-from ddtree_engine.runner import Replay, Runner, Settle
+from ddtree_engine.runner import Decoding, Replay, Runner, Settle
 from ddtree_engine.sampling import RowSampling, choose
 from ddtree_engine.tiles import AttentionShape, RowSight, TiledAttention, Tiles
 
@@ -34,6 +36,10 @@ class Shape:
     max_nodes: int
     block: int  # 1 without a drafter
     k: int  # candidates a depth
+
+    @property
+    def trees(self) -> Sizes:
+        return Sizes(self.max_nodes + 1, self.block - 1)
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
@@ -52,6 +58,23 @@ class Shape:
             sizes.add(n)
             n *= 2
         return tuple(sorted(sizes))
+
+
+class Grow(Protocol):
+    def __call__(
+        self,
+        out: torch.Tensor,
+        logprobs: torch.Tensor,
+        token_ids: torch.Tensor,
+        roots: torch.Tensor,
+        depths: torch.Tensor,
+        ranks: torch.Tensor,
+        nodes: torch.Tensor,
+        bounds: torch.Tensor,
+        sizes: Sizes,
+    ) -> None:
+        """As `tree_kernel.grow_into`, which is what CUDA has."""
+        ...
 
 
 class _Inputs:
@@ -87,12 +110,14 @@ class CudaRunner(Runner):
         cache: Cache,
         device: torch.device,
         attention: Callable[[AttentionShape, torch.device], TiledAttention],
+        grow_into: Grow,
     ) -> None:
         super().__init__(target, drafter, cache, device)
         if device.type == "cuda":
             # Over cuBLAS's own choices, 33 and 65 rows of an 8B model's shape take 4 and 2 % less, one row the same.
             torch.backends.cuda.preferred_blas_library("cublaslt")
         self.attention = attention
+        self.grow_into = grow_into
         self._graphs: Graphs | None = None
 
     def batch(self, segments: Sequence[Segment]) -> RowBatch:
@@ -113,6 +138,16 @@ class CudaRunner(Runner):
             Tiles(first, count, seen),
         )
 
+    def grow(self, logprobs: torch.Tensor, token_ids: torch.Tensor, growth: Growth, sizes: Sizes) -> Forest:
+        if sizes.width > MASK_NODES + 1:
+            return super().grow(logprobs, token_ids, growth, sizes)
+        wanted = [growth.roots, growth.depths, growth.ranks, [min(n, sizes.width - 1) for n in growth.nodes]]
+        packed = torch.tensor(wanted, dtype=torch.int64).to(self.device)
+        bounds = torch.tensor([growth.off_spine, growth.floor], dtype=torch.float64).view(torch.int64).to(self.device)
+        out = torch.zeros(len(growth.roots), sizes.record, dtype=torch.int64, device=self.device)
+        self.grow_into(out, logprobs.contiguous(), token_ids.contiguous(), *packed, bounds, sizes)
+        return Forest.of(out.numpy(force=True), sizes)
+
     # Graphs -------------------------------------------------------------------------------------------------------
 
     def capture(self, shape: Shape, progress: Callable[[float], None]) -> None:
@@ -123,14 +158,14 @@ class CudaRunner(Runner):
         self.staircase = True
         self.row_sizes, self.request_sizes = shape.row_buckets, shape.request_buckets
 
-    def replays(self, rows: RowBatch) -> bool:
-        self.used_graph = self._graphs is not None and self._graphs.take(rows)
+    def replays(self, forest: Forest) -> bool:
+        self.used_graph = self._graphs is not None and self._graphs.take(forest)
         return self.used_graph
 
-    def replay(self, rows: RowBatch, samplings: Sequence[RowSampling], settle: Sequence[Settle]) -> Replay:
+    def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
         assert self._graphs is not None
         self.featured = self.drafter is not None
-        return self._graphs.replay(rows, samplings, settle)
+        return self._graphs.replay(decoding, samplings, settle)
 
 
 def _attend_with(attention: TiledAttention, sight: RowSight, table: Tiles) -> Attend:
@@ -144,10 +179,10 @@ class Graphs:
         self._runner, self._shape, self._device = runner, shape, runner.device
         rows, vocab = shape.row_buckets[-1], runner.target.config.stack.vocab
         self.logits = torch.zeros(rows, vocab, dtype=torch.float32, device=self._device)
-        self.choices = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        candidates = shape.max_requests * (shape.block - 1) * shape.k
-        # int32 so that choices, candidates and (as bits) log-probabilities leave in one copy.
-        self.out = torch.zeros(rows + 2 * candidates, dtype=torch.int32, device=self._device)
+        # A settled request: accepted rows, their path, the tokens said, the next tree. After the choices, for one copy.
+        self.request_out = 1 + 2 * shape.block + shape.trees.record
+        self.out = torch.zeros(rows + shape.max_requests * self.request_out, dtype=torch.int64, device=self._device)
+        self.choices = self.out[:rows]
         self._out_host = torch.zeros_like(self.out, device="cpu", pin_memory=self._device.type == "cuda")
         self._verify = {n: _Verify(runner, self, n, shape) for n in shape.row_buckets}
         self._settle: dict[int, _Settle] = {}
@@ -161,35 +196,41 @@ class Graphs:
             part.capture(pool)
             progress((i + 1) / len(parts))
 
-    def take(self, rows: RowBatch) -> bool:
-        return (
-            rows.rows <= self._shape.row_buckets[-1]
-            and len(rows.segments) <= self._shape.max_requests
-            and tiles.fits(rows.segments)
-        )
+    def take(self, forest: Forest) -> bool:
+        rows, requests = self._shape.row_buckets[-1], self._shape.max_requests
+        return int(forest.rows.sum()) <= rows and len(forest) <= requests and forest.sizes.width <= MASK_NODES + 1
 
-    def replay(self, rows: RowBatch, samplings: Sequence[RowSampling], settle: Sequence[Settle]) -> Replay:
-        bucket = next(n for n in self._shape.row_buckets if n >= rows.rows)
-        self._verify[bucket].run(rows.segments)
-        logits = self.logits[: rows.rows]
+    def settled(self, requests: int) -> torch.Tensor:
+        """Where the settle graph of so many requests writes: int64 [requests, request_out]."""
+        first = self.choices.shape[0]
+        return self.out[first : first + requests * self.request_out].view(requests, -1)
+
+    def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
+        rows = int(decoding.forest.rows.sum())
+        self._verify[_fitting(self._shape.row_buckets, rows)].run(decoding)
+        logits = self.logits[:rows]
         if samplings:
-            self.choices[: rows.rows].copy_(choose(logits, samplings))
-        if not settle:
-            return Replay(logits, self.choices[: rows.rows].tolist(), [], [])
-        size = next(n for n in self._shape.request_buckets if n >= len(settle))
-        part = self._settle[size]
-        part.run(settle)
-        self._out_host.copy_(self.out, non_blocking=True)
+            self.choices[:rows].copy_(choose(logits, samplings))
+        requests = 0
+        if settle is not None:
+            part = self._settle[_fitting(self._shape.request_buckets, len(settle.index))]
+            part.run(decoding, settle)
+            requests = part.requests
+        used = self.choices.shape[0] + requests * self.request_out if requests else rows
+        self._out_host[:used].copy_(self.out[:used], non_blocking=True)
         self._runner.synchronise()  # the round's one wait
-        return self._read(rows.rows, len(settle), part, logits)
+        return self._read(rows, 0 if settle is None else len(settle.index), logits)
 
-    def _read(self, rows: int, requests: int, part: _Settle, logits: torch.Tensor) -> Replay:
-        out, first = self._out_host, self.choices.shape[0]
-        count = part.requests * (self._shape.block - 1) * self._shape.k
-        shape = (part.requests, self._shape.block - 1, self._shape.k)
-        ids = out[first : first + count].view(shape)[:requests]
-        logprobs = out[first + count : first + 2 * count].view(torch.float32).view(shape)[:requests]
-        return Replay(logits, out[:rows].tolist(), logprobs.tolist(), ids.tolist())
+    def _read(self, rows: int, settled: int, logits: torch.Tensor) -> Replay:
+        out, first, block = self._out_host.numpy(), self.choices.shape[0], self._shape.block
+        table = out[first : first + settled * self.request_out].reshape(settled, self.request_out).copy()
+        lengths, paths, said, records = np.split(table, [1, 1 + block, 1 + 2 * block], axis=1)
+        forest = Forest.of(records, self._shape.trees) if settled else None
+        return Replay(logits, out[:rows].copy(), lengths[:, 0], paths, said, forest)
+
+
+def _fitting(buckets: Sequence[int], size: int) -> int:
+    return next(n for n in buckets if n >= size)
 
 
 class _Captured:
@@ -237,19 +278,17 @@ class _Verify(_Captured):
         self._inputs.fill("slot", np.empty(0), runner.cache.shape.slots - 1)
         self._inputs.send()
 
-    def run(self, segments: Sequence[Segment]) -> None:
-        fill, trash = self._inputs.fill, self._runner.cache.shape.slots - 1
-        fill("token", np.concatenate([np.asarray(s.token_ids) for s in segments]), 0)
-        fill("position", np.concatenate([np.asarray(s.positions) for s in segments]), 0)
-        fill("slot", np.concatenate([s.base + s.past + np.arange(s.rows) for s in segments]), trash)
-        base, visible, bits = tiles.sight_table(segments)
-        fill("base", base, 0)
-        fill("visible", visible, 0)
-        fill("bits", bits, 0)
-        first, rows, seen = tiles.tile_table(segments, self._per_tile)
-        fill("tile_first", first, 0)
-        fill("tile_rows", rows, 0)
-        fill("tile_seen", seen, 0)
+    def run(self, decoding: Decoding) -> None:
+        fill, forest, trash = self._inputs.fill, decoding.forest, self._runner.cache.shape.slots - 1
+        inside, past = forest.inside, decoding.past
+        fill("token", forest.tokens[inside], 0)
+        fill("position", (past[:, None] + forest.depths)[inside], 0)
+        fill("slot", ((decoding.base + past)[:, None] + np.arange(forest.sizes.width))[inside], trash)
+        for name, values in zip(("base", "visible", "bits"), tiles.forest_sight(forest, decoding.base, past), strict=True):
+            fill(name, values, 0)
+        table = tiles.forest_tiles(forest, past, self._per_tile)
+        for name, values in zip(("tile_first", "tile_rows", "tile_seen"), table, strict=True):
+            fill(name, values, 0)
         self._inputs.send()
         self.launch()
 
@@ -271,15 +310,15 @@ class _Verify(_Captured):
 
 
 class _Settle(_Captured):
-    """Walk, compact, extend the context, draft: for up to `requests` requests."""
+    """Walk, compact, extend the context, draft, grow the next trees: for up to `requests` requests."""
 
     def __init__(self, runner: CudaRunner, drafter: Drafter, shared: Graphs, requests: int, shape: Shape) -> None:
         super().__init__()
         self._runner, self._drafter, self._shared, self._shape = runner, drafter, shared, shape
         self.requests = requests
         self._width, device = shape.max_nodes + 1, runner.device
-        sizes = dict.fromkeys(("first", "count", "base", "past"), requests)
-        sizes |= dict.fromkeys(("parent", "token"), requests * self._width)
+        sizes = dict.fromkeys(("first", "count", "base", "past", "left", "ranks", "nodes"), requests)
+        sizes |= dict.fromkeys(("parent", "token"), requests * self._width) | {"bounds": 2}
         self._inputs = _Inputs(sizes, device)
         stack, block = drafter.config.stack, shape.block
         per_tile = tiles.rows_per_tile(stack.heads // stack.kv_heads)
@@ -293,25 +332,25 @@ class _Settle(_Captured):
         self._in_tree = torch.arange(self._width, device=device)
         self._in_block = torch.arange(block, device=device)
 
-    def run(self, settle: Sequence[Settle]) -> None:
-        parent = np.zeros((self.requests, self._width), dtype=np.int64)
-        token = np.zeros((self.requests, self._width), dtype=np.int64)
-        for i, s in enumerate(settle):
-            parent[i, 1 : s.tree.rows] = s.tree.parents[1:]  # the root is its own parent here
-            token[i, : s.tree.rows] = s.tree.token_ids
-        fill = self._inputs.fill
-        fill("first", np.array([s.first_row for s in settle]), 0)
-        fill("count", np.array([s.tree.rows for s in settle]), 0)  # 0 rows: a request that is not there
-        fill("base", np.array([s.base for s in settle]), 0)
-        fill("past", np.array([s.past for s in settle]), 0)
-        fill("parent", parent.ravel(), 0)
-        fill("token", token.ravel(), 0)
+    def run(self, decoding: Decoding, settle: Settle) -> None:
+        forest, i, fill = decoding.forest, settle.index, self._inputs.fill
+        fill("first", (np.cumsum(forest.rows) - forest.rows)[i], 0)
+        fill("count", forest.rows[i], 0)  # 0 rows: a request that is not there
+        fill("base", decoding.base[i], 0)
+        fill("past", decoding.past[i], 0)
+        fill("left", settle.left, 0)
+        fill("ranks", settle.ranks, 1)
+        fill("nodes", settle.nodes, 0)
+        fill("bounds", np.array([settle.off_spine, settle.floor]).view(np.int64), 0)
+        width = forest.sizes.width
+        for name, column in (("parent", forest.parents), ("token", forest.tokens)):
+            self._inputs.host[name].reshape(self.requests, -1)[: len(i), :width] = column[i]
         self._inputs.send()
         self.launch()
 
     def _compute(self) -> None:
-        x, shared, n = self._inputs.device, self._shared, self.requests
-        real = x["count"] > 0
+        x, n, block = self._inputs.device, self.requests, self._shape.block
+        out, real = self._shared.settled(n), x["count"] > 0
         choices, path, length = self._walk()
         # Accepted rows move to the front of their window; whatever is not there goes to the trash slot.
         trash, start = self._runner.cache.shape.slots - 1, x["base"] + x["past"]
@@ -324,13 +363,17 @@ class _Settle(_Captured):
         assert cache.drafter is not None
         positions = torch.where(taken, x["past"][:, None] + self._in_block, 0).flatten()
         self._drafter.extend(cache.features.index_select(0, target), positions, target, cache.drafter)
-        root = choices.gather(1, path.gather(1, (length - 1)[:, None]))
+        said = choices.gather(1, path)  # the choice after an accepted row is the token of the next, and then the last
+        root = said.gather(1, (length - 1)[:, None])
         past = torch.where(real, x["past"] + length, 0)
         logprobs, ids = self._draft(root, past, real)
-        count, first = n * (self._shape.block - 1) * self._shape.k, shared.choices.shape[0]
-        shared.out[:first].copy_(shared.choices)
-        shared.out[first : first + count].copy_(ids.flatten())
-        shared.out[first + count : first + 2 * count].copy_(logprobs.contiguous().view(torch.int32).flatten())
+        out[:, 0].copy_(length)
+        out[:, 1 : 1 + block].copy_(path)
+        out[:, 1 + block : 1 + 2 * block].copy_(said)
+        depths = (x["left"] - length - 1).clamp(0, block - 1)  # a path of d nodes commits d + 1 tokens
+        grown = out[:, 1 + 2 * block :]
+        limits = (root.flatten(), depths, x["ranks"], x["nodes"], x["bounds"])
+        self._runner.grow_into(grown, logprobs.contiguous(), ids.contiguous(), *limits, self._shape.trees)
 
     def _walk(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(choices [requests, width], accepted rows by depth [requests, block], how many [requests])."""

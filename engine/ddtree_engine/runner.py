@@ -8,37 +8,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ddtree_engine.attention import Attend, plan_sdpa
 from ddtree_engine.cache import Cache
 from ddtree_engine.checkpoint import StackConfig
 from ddtree_engine.drafter import Drafter
+from ddtree_engine.forest import Forest, Growth, Sizes, grow
 from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows, bucket
 from ddtree_engine.sampling import RowSampling, best
 from ddtree_engine.threads import Threads, numbers_per_product
-from ddtree_engine.tree import Tree, root_only
+from ddtree_engine.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """A round without prefill: the trees to verify and where their requests are."""
+
+    forest: Forest
+    base: np.ndarray  # int64 [requests]: first slot of the slab
+    past: np.ndarray  # int64 [requests]: slots filled before the tree
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """A request whose tree is to be walked and committed on the device, and which is drafted again."""
+    """Requests whose trees are walked and committed on the device, and which are drafted again."""
 
-    tree: Tree
-    first_row: int  # of the tree, in the batch
-    base: int  # first slot of the slab
-    past: int  # slots filled before the tree
+    index: np.ndarray  # int64 [settled]: which of the decoding requests
+    left: np.ndarray  # int64 [settled]: tokens that each may still say, before this round
+    ranks: np.ndarray  # int64 [settled]: candidates a depth; 1 gives a chain
+    nodes: np.ndarray  # int64 [settled]: of the next tree, at most
+    off_spine: float = 0.0
+    floor: float = -np.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replayed round brings: choices of every row, and the candidates of every settled request."""
+    """What a replayed round brings."""
 
     logits: torch.Tensor  # float32 [rows, vocab], on the device, until the next replay
-    choices: list[int]
-    logprobs: list[list[list[float]]]  # [settled][depths][k]
-    token_ids: list[list[list[int]]]
+    choices: np.ndarray  # int64 [rows]
+    lengths: np.ndarray  # int64 [settled]: accepted rows
+    paths: np.ndarray  # int64 [settled, block]: accepted rows from the root down, the first `length` count
+    said: np.ndarray  # int64 [settled, block]: the tokens gained, the first `length` count
+    forest: Forest | None  # the settled requests' next trees
 
 
 class Runner:
@@ -128,34 +143,41 @@ class Runner:
         logprobs, ids = self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
         return logprobs[: len(rows.segments)], ids[: len(rows.segments)]
 
-    def replays(self, rows: RowBatch) -> bool:
-        """Whether this pure decoding round can be replayed as graphs."""
+    def grow(self, logprobs: torch.Tensor, token_ids: torch.Tensor, growth: Growth, sizes: Sizes) -> Forest:
+        """The trees of candidates [requests, depths, k]."""
+        return grow(logprobs.numpy(force=True), token_ids.numpy(force=True), growth, sizes)
+
+    def replays(self, forest: Forest) -> bool:
+        """Whether a round that verifies these trees and nothing else can be replayed as graphs."""
         return False
 
-    def replay(self, rows: RowBatch, samplings: Sequence[RowSampling], settle: Sequence[Settle]) -> Replay:
+    def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
         """Verify, walk, commit and draft in one go (see `graphs.py`); without `settle` only verify."""
         raise AssertionError("only a runner whose `replays` said yes is asked to")
 
-    def probe_verify(self, segments: Sequence[Segment]) -> None:
+    def probe_verify(self, decoding: Decoding) -> None:
         """One pass as a decoding round has it, for measuring."""
-        rows = self.batch(segments)
-        if self.replays(rows):
-            self.replay(rows, [], [])
-        else:
-            best(self.logits(self.verify(rows, features=True), range(rows.rows))).tolist()
+        if self.replays(decoding.forest):
+            self.replay(decoding, [], None)
+            return
+        places = zip(decoding.base.tolist(), decoding.past.tolist(), strict=True)
+        rows = self.batch([tree_segment(decoding.forest.tree(i), *place) for i, place in enumerate(places)])
+        best(self.logits(self.verify(rows, features=True), range(rows.rows))).tolist()
 
-    def probe_draft(self, requests: int, past: int, k: int) -> None:
+    def probe_draft(self, requests: int, past: int, k: int, sizes: Sizes) -> None:
         """One draft as a decoding round has it, for measuring (a replay includes a pass over the roots)."""
         bases = [self.cache.shape.base(i) for i in range(requests)]
-        roots = self.batch([Segment(base, past, [0], [past], Sight.CAUSAL) for base in bases])
-        if self.replays(roots):
-            self.replay(roots, [], [Settle(root_only(0), i, base, past) for i, base in enumerate(bases)])
+        forest, every = Forest.roots([0] * requests), np.ones(requests, dtype=np.int64)
+        if self.replays(forest):
+            settle = Settle(np.arange(requests), every * 1000, every * k, every * (sizes.width - 1))
+            self.replay(Decoding(forest, np.array(bases), every * past), [], settle)
             return
         block = self.block(0)
         positions = range(past, past + len(block))
         self.extend([0] * requests, list(bases))
         blocks = [Segment(base, past, block, positions, Sight.FULL) for base in bases]
-        self.draft(self.batch(blocks), k)[0].tolist()
+        deep, most = [sizes.depths] * requests, [sizes.width - 1] * requests
+        self.grow(*self.draft(self.batch(blocks), k), Growth([0] * requests, deep, [k] * requests, most), sizes)
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -163,3 +185,11 @@ class Runner:
 
     def _attend(self, rows: RowBatch, heads: int, kv_heads: int) -> Attend:
         return plan_sdpa(rows, self.cache.shape.slab_slots, heads // kv_heads, self.target.embedding.dtype)
+
+
+def tree_segment(tree: Tree, base: int, past: int) -> Segment:
+    """The rows of one tree."""
+    positions = [past + depth for depth in tree.depths]
+    if not tree.nodes:
+        return Segment(base, past, tree.token_ids, positions, Sight.CAUSAL)
+    return Segment(base, past, tree.token_ids, positions, Sight.TREE, tree.visible())

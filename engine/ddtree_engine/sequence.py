@@ -6,15 +6,8 @@ from dataclasses import dataclass, field
 
 from ddtree_engine.cache import Lease
 from ddtree_engine.corruption import RequestView
+from ddtree_engine.forest import Proposal
 from ddtree_engine.requests import Finish, InputLogprobs, Request, TopLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """The drafter's marginals for the tokens after the root, best first: [depths][k] each."""
-
-    logprobs: list[list[float]]
-    token_ids: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +29,7 @@ class Sequence:
     featured: int = 0  # leading tokens with drafter features
     drafted: int = 0  # leading tokens with drafter keys and values
     output_ids: list[int] = field(default_factory=list)
-    proposal: Proposal | None = None
+    proposal: Proposal | None = None  # the tree to verify next
     verify_passes: int = 0
     accepted_drafts: int = 0
     proposed_drafts: int = 0

@@ -14,10 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ddtree_engine.forest import MASK_NODES, Forest
 from ddtree_engine.rows import Segment, Sight
 from ddtree_engine.tree import ancestor_bits
 
-MAX_NODES = 64  # bits of a row's mask
+MAX_NODES = MASK_NODES
 BLOCK_M = 64  # rows x query heads of a group in one tile
 
 
@@ -113,6 +114,21 @@ def tile_table(segments: Sequence[Segment], rows_per_tile: int) -> np.ndarray:
             table.append((first + start, end - start, seen))
         first += s.rows
     return np.array(table, dtype=np.int64).T
+
+
+def forest_sight(forest: Forest, base: np.ndarray, past: np.ndarray) -> np.ndarray:
+    """`sight_table` of a batch of trees."""
+    rows = forest.rows
+    return np.stack([np.repeat(base, rows), np.repeat(past + 1, rows), forest.bits[forest.inside]])
+
+
+def forest_tiles(forest: Forest, past: np.ndarray, rows_per_tile: int) -> np.ndarray:
+    """`tile_table` of a batch of trees."""
+    rows = forest.rows
+    parts = -(-rows // rows_per_tile)
+    start = (np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)) * rows_per_tile
+    first = np.repeat(np.cumsum(rows) - rows, parts) + start
+    return np.stack([first, np.minimum(np.repeat(rows, parts) - start, rows_per_tile), np.repeat(past + rows, parts)])
 
 
 def tiles_at_most(rows: int, requests: int, rows_per_tile: int) -> int:

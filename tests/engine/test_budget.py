@@ -7,15 +7,19 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from ddtree_engine.budget import Auto, Calibration, Costs, CostTable, Fixed, Round
+from ddtree_engine.budget import Auto, Fixed, Round
 from ddtree_engine.cache import Lease
+from ddtree_engine.calibration import Calibration
 from ddtree_engine.config import SpecMode
-from ddtree_engine.costs import sizes_up_to
+from ddtree_engine.costs import Costs, CostTable, Kind
+from ddtree_engine.forest import Forest, Growth, Proposal, Sizes, gather, grow
+from ddtree_engine.measuring import sizes_up_to
 from ddtree_engine.requests import Request, Sampling
 from ddtree_engine.sequence import Sequence
 from ddtree_engine.tree import Tree, best_first, chain, root_only
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.small_models import Pair, Reference
@@ -64,28 +68,56 @@ def test_sizes_end_at_the_limit_or_at_the_largest() -> None:
     assert sizes_up_to(900, (1, 2, 4, 8)) == (1, 2, 4, 8)
 
 
-def test_costs_follow_what_rounds_take_and_ignore_a_hiccup() -> None:
+def test_kinds_are_compared_with_the_rounds_around_them() -> None:
+    """The table is wrong about trees by half, and the machine is three times as slow for a while: only the first matters."""
     costs = Costs(FLAT, DRAFT)
-    for _ in range(200):
-        costs.observe(Round(requests=4, rows=20, verify_seconds=2 * FLAT.at(20), drafted=4, draft_seconds=1.0))
-    assert costs.verify(20, 4) == pytest.approx(2 * FLAT.at(20), rel=0.01)
-    assert costs.verify(20, 3) == pytest.approx(2 * FLAT.at(20), rel=0.01)  # the nearest batch seen
-    assert costs.verify(4, 4) == pytest.approx(FLAT.at(4))  # plain rounds are another kind
-    costs.observe(Round(requests=4, rows=20, verify_seconds=1000.0, drafted=0, draft_seconds=0.0))
-    assert costs.verify(20, 4) < 2.3 * FLAT.at(20)
+    for n in range(600):
+        slow = 3.0 if 200 < n < 400 else 1.0
+        tree = n % 20 != 0
+        true = 1.5 * FLAT.at(20) + 0.6 if tree else FLAT.at(4)
+        costs.observe(Kind.TREE if tree else Kind.OFF, 4, 20 if tree else 4, 4 if tree else 0, slow * true)
+        if n in (190, 390, 599):
+            ratio = float(costs.seconds(Kind.TREE, 4, 20, 4) / costs.seconds(Kind.OFF, 4, 4, 0))
+            assert ratio == pytest.approx((1.5 * FLAT.at(20) + DRAFT.at(4)) / FLAT.at(4), rel=0.15)
+
+
+@given(st.integers(0, 40), st.floats(1.5, 1000.0))
+def test_one_disturbed_round_changes_no_comparison_by_much(when: int, factor: float) -> None:
+    costs = Costs(FLAT, DRAFT)
+    for n in range(80):
+        kind, rows = (Kind.OFF, 4) if n % 10 == 0 else (Kind.TREE, 20)
+        disturbed = factor if n == when else 1.0
+        costs.observe(kind, 4, rows, 0, disturbed * FLAT.at(rows))
+    assert float(costs.seconds(Kind.TREE, 4, 20, 0) / costs.seconds(Kind.OFF, 4, 4, 0)) == pytest.approx(
+        FLAT.at(20) / FLAT.at(4), rel=0.05
+    )
+
+
+def test_a_batch_size_not_seen_is_like_the_nearest() -> None:
+    costs = Costs(FLAT, DRAFT)
+    for n in range(40):
+        kind, rows = (Kind.OFF, 8) if n % 2 else (Kind.TREE, 40)
+        costs.observe(kind, 8, rows, 0, FLAT.at(rows) * (2.0 if kind is Kind.TREE else 1.0))
+    for requests in (7, 9, 16):
+        ratio = costs.seconds(Kind.TREE, requests, 40, 0) / costs.seconds(Kind.OFF, requests, requests, 0)
+        assert float(ratio) == pytest.approx(2 * FLAT.at(40) / FLAT.at(requests), rel=0.1)
 
 
 # Calibration ----------------------------------------------------------------------------------------------------
 
 
+def planted(*trees: Tree) -> Forest:
+    return Forest.planted(trees, Sizes(65, 8))
+
+
 def test_probabilities_start_as_the_drafter_says_and_become_what_happens() -> None:
-    calibration = Calibration()
-    assert calibration.probability(math.log(0.5), True) == pytest.approx(0.5)
+    calibration, half = Calibration(), np.array([math.log(0.5)])
+    assert calibration.probability(half, 1) == pytest.approx(0.5)
     tree = best_first(0, [[math.log(0.5)]], [[4]], 1)
     for i in range(400):
-        calibration.learn(tree, [0, 1] if i % 10 == 0 else [0])
-    assert calibration.probability(math.log(0.5), True) == pytest.approx(0.1, abs=0.03)
-    assert calibration.probability(math.log(0.5), False) == pytest.approx(0.5)
+        calibration.learn(planted(tree), [[0, 1] if i % 10 == 0 else [0]])
+    assert calibration.probability(half, 1) == pytest.approx(0.1, abs=0.03)
+    assert calibration.probability(half, 0) == pytest.approx(0.5)
 
 
 def test_discount_off_the_spine_is_learnt_and_never_a_bonus() -> None:
@@ -95,8 +127,8 @@ def test_discount_off_the_spine_is_learnt_and_never_a_bonus() -> None:
     child = next(i for i in range(tree.rows) if tree.parents[i] == second and tree.scores[i] > -2)
     never, always = Calibration(), Calibration()
     for _ in range(300):
-        never.learn(tree, [0, second])
-        always.learn(tree, [0, second, child])
+        never.learn(planted(tree), [[0, second]])
+        always.learn(planted(tree), [[0, second, child]])
     assert never.off_spine < math.log(0.2)
     assert always.off_spine == 0.0
 
@@ -104,36 +136,63 @@ def test_discount_off_the_spine_is_learnt_and_never_a_bonus() -> None:
 # Fitting --------------------------------------------------------------------------------------------------------
 
 
+def cut(policy: Auto, trees: list[Tree], group: list[Sequence]) -> list[Tree]:
+    policy.coming = Kind.TREE
+    forest = policy.fit(planted(*trees), group)
+    return [forest.tree(i) for i in range(len(forest))]
+
+
 def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
     tree = best_first(0, [[math.log(p), math.log(0.9 - p)] for p in (0.8, 0.7, 0.6, 0.5)], [[1, 2]] * 4, 16)
     s = sequence("a")
-    (wide,) = Auto(Costs(FLAT, DRAFT), depth=4).fit([tree], [s])
-    (narrow,) = Auto(Costs(STEEP, DRAFT), depth=4).fit([tree], [s])
+    (wide,) = cut(Auto(Costs(FLAT, DRAFT), depth=4), [tree], [s])
+    (narrow,) = cut(Auto(Costs(STEEP, DRAFT), depth=4), [tree], [s])
     assert wide.nodes > 8 > narrow.nodes >= 1
     dear = CostTable((1, 2), (1.0, 100.0), staircase=False)
-    assert Auto(Costs(dear, DRAFT), depth=4).fit([tree], [s])[0].nodes == 0
+    assert cut(Auto(Costs(dear, DRAFT), depth=4), [tree], [s])[0].nodes == 0
 
 
 def test_requests_compete_for_rows_by_how_likely_their_nodes_are() -> None:
     sure = best_first(0, [[math.log(0.99), math.log(0.005)]] * 6, [[1, 2]] * 6, 12)
     vague = best_first(0, [[math.log(0.2), math.log(0.19)]] * 6, [[1, 2]] * 6, 12)
-    both = [sequence("sure"), sequence("vague")]
-    cut = Auto(Costs(STEEP, DRAFT), depth=6).fit([sure, vague], both)
-    assert cut[0].nodes >= 5 > cut[1].nodes
+    both = cut(Auto(Costs(STEEP, DRAFT), depth=6), [sure, vague], [sequence("sure"), sequence("vague")])
+    assert both[0].nodes >= 5 > both[1].nodes
 
 
 def test_staircase_is_filled_to_a_step() -> None:
     vague = best_first(0, [[math.log(0.3)] * 3] * 6, [[1, 2, 3]] * 6, 64)
-    (cut,) = Auto(Costs(STAIRS, DRAFT), depth=6).fit([vague], [sequence("a")])
-    assert cut.rows in STAIRS.sizes
+    (fitted,) = cut(Auto(Costs(STAIRS, DRAFT), depth=6), [vague], [sequence("a")])
+    assert fitted.rows in STAIRS.sizes
 
 
 def test_chains_and_plain_requests_are_left_as_they_are() -> None:
     trees = [chain(0, [1, 2, 3]), root_only(5), best_first(0, [[math.log(0.9)]] * 3, [[1]] * 3, 3)]
     group = [sequence("c", SpecMode.CHAIN), sequence("o", SpecMode.OFF), sequence("t")]
-    cut = Auto(Costs(STEEP, DRAFT), depth=3).fit(trees, group)
-    assert cut[:2] == trees[:2]
-    assert Auto(Costs(STEEP, DRAFT), depth=3).fit([], []) == []
+    assert cut(Auto(Costs(STEEP, DRAFT), depth=3), trees, group)[:2] == [planted(t).tree(0) for t in trees[:2]]
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_cut_takes_the_most_probable_nodes_of_the_whole_batch(data: st.DataObject) -> None:
+    """As many as maximise tokens less what the rows cost at the best rate, found here by trying every number."""
+    policy, n = Auto(Costs(STAIRS, DRAFT), depth=4), data.draw(st.integers(1, 4))
+    trees = []
+    for _ in range(n):
+        flat = data.draw(st.lists(st.floats(-3, -0.05), min_size=12, max_size=12))
+        logprobs = -np.sort(-np.array(flat).reshape(4, 3), axis=1)
+        trees.append(best_first(0, logprobs.tolist(), [[1, 2, 3]] * 4, 20))
+    group = [sequence(str(i)) for i in range(n)]
+    policy.review(group, n)
+    fitted = cut(policy, trees, group)
+    values = [float(v) for row in policy.calibration.expected(planted(*trees)) for v in row]
+
+    def worth(count: int) -> float:
+        best = sorted(values, reverse=True)[:count]
+        return sum(best) - policy.plan.rate * float(policy.costs.seconds(Kind.TREE, n, n + count, n))  # type: ignore[union-attr]
+
+    taken = sum(t.nodes for t in fitted)
+    assert worth(taken) >= max(worth(c) for c in range(len(values) - n + 1)) - 1e-9
+    assert [t.first(f.nodes) for t, f in zip(trees, fitted, strict=True)] == fitted
 
 
 # Whole lives ----------------------------------------------------------------------------------------------------
@@ -171,41 +230,36 @@ def accept(tree: Tree, text: Text, dice: random.Random) -> list[int]:
             return path
 
 
-def rate(policy: object, texts: list[Text], verify: CostTable, rounds: int = 1000, depth: int = 7) -> float:
-    """Tokens per second of a policy, with the true costs `verify` and DRAFT."""
+def proposals(policy: Auto | Fixed, texts: list[Text], depth: int) -> list[Proposal]:
+    """The next trees of requests that say such texts."""
+    if not texts:
+        return []
+    logprobs = np.array([text.marginals(depth, 4) for text in texts])
+    ids, n = np.broadcast_to(np.arange(4), logprobs.shape), len(texts)
+    chains = policy.chains or isinstance(policy, Chain)
+    growth = Growth([0] * n, [depth] * n, [1 if chains else 4] * n, [64] * n, policy.off_spine, policy.floor)
+    forest = grow(logprobs, ids, growth, Sizes(65, depth))
+    return [Proposal(forest, i) for i in range(n)]
+
+
+def rate(policy: Auto | Fixed, texts: list[Text], verify: CostTable, rounds: int = 1000, depth: int = 7) -> float:
+    """Tokens per second of a policy once it has settled, with the true costs `verify` and DRAFT."""
     dice = random.Random(3)
     group = [sequence(str(i)) for i in range(len(texts))]
     drafted: list[Sequence] = []
     tokens, seconds = 0, 0.0
     for n in range(rounds):
-        trees = []
-        for s, text in zip(group, texts, strict=True):
-            if s not in drafted:
-                trees.append(root_only(0))
-            elif isinstance(policy, Chain):
-                trees.append(chain(0, range(depth)))
-            else:
-                marginals = text.marginals(depth, 4)
-                trees.append(
-                    best_first(0, marginals, [[0, 1, 2, 3]] * depth, 64, off_spine=policy.off_spine, floor=policy.floor)
-                )
-        trees = policy.fit(trees, group)
-        said = 0
-        for s, t, text in zip(group, trees, texts, strict=True):
-            if isinstance(policy, Chain) and t.nodes:
-                scored = best_first(0, [[math.log(text.sure * text.boast)]] * depth, [[0]] * depth, depth)
-                path = accept(scored, text, dice)
-            else:
-                path = accept(t, text, dice)
-            policy.learn(s, t, path)
-            said += len(path)
-        rows = sum(t.rows for t in trees)
+        grown = dict(zip(map(id, drafted), proposals(policy, [texts[group.index(s)] for s in drafted], depth), strict=True))
+        forest = policy.fit(gather([grown.get(id(s)) for s in group], [0] * len(group)), group)
+        paths = [accept(forest.tree(i), text, dice) for i, text in enumerate(texts)]
+        policy.learn(forest, group, paths)
+        rows = int(forest.rows.sum())
         drafted = policy.to_draft(group)
-        spent = Round(len(group), rows, verify.at(rows), len(drafted), DRAFT.at(len(drafted)))
-        policy.observe(spent)
-        if n >= 200:  # what it has settled on
-            tokens += said
-            seconds += spent.verify_seconds + spent.draft_seconds
+        spent = verify.at(rows) + DRAFT.at(len(drafted))
+        policy.observe(Round(len(group), rows, len(drafted), spent))
+        if n >= 200:
+            tokens += sum(map(len, paths))
+            seconds += spent
     return tokens / seconds
 
 
@@ -247,33 +301,57 @@ def test_auto_finds_the_costs_that_its_tables_had_wrong() -> None:
     assert rate(Auto(Costs(wrong, DRAFT), depth=7), [HARD] * 16, STEEP) > 0.9 * best
 
 
+class Stage:
+    """A policy with requests that say what they are told to: how many of them it drafts, round by round."""
+
+    def __init__(self, policy: Auto, machine: CostTable = FLAT, requests: int = 1) -> None:
+        self.policy, self.machine, self.dice = policy, machine, random.Random(5)
+        self.group = [sequence(str(i)) for i in range(requests)]
+        self.drafted: list[Sequence] = []
+        self.kinds: list[Kind] = []
+
+    def play(self, text: Text, rounds: int, disturbance: float = 0.0) -> list[Kind]:
+        """The kinds of rounds that were run."""
+        kinds = []
+        for _ in range(rounds):
+            grown = dict(zip(map(id, self.drafted), proposals(self.policy, [text] * len(self.drafted), 7), strict=True))
+            forest = self.policy.fit(gather([grown.get(id(s)) for s in self.group], [0] * len(self.group)), self.group)
+            kinds.append(self.policy.running)
+            paths = [accept(forest.tree(i), text, self.dice) for i in range(len(forest))]
+            self.policy.learn(forest, self.group, paths)
+            self.drafted = self.policy.to_draft(self.group)
+            spent = self.machine.at(int(forest.rows.sum())) + DRAFT.at(len(self.drafted))
+            slow = self.dice.uniform(1.0, 5.0) if self.dice.random() < disturbance else 1.0
+            self.policy.observe(Round(len(self.group), int(forest.rows.sum()), len(self.drafted), spent * slow))
+        return kinds
+
+
 def test_plain_request_is_tried_again_and_speculates_once_it_pays() -> None:
-    policy = Auto(Costs(FLAT, CostTable((1,), (1.5,), staircase=False)), depth=7)
-    s = sequence("a")
-    missed = best_first(0, [[math.log(0.5)]] * 7, [[0]] * 7, 7)
-    tries = []
-    for n in range(600):
-        text_is_easy = n > 400
-        drafted = policy.to_draft([s])
-        tries.append(bool(drafted))
-        if drafted:
-            policy.learn(s, missed, list(range(8)) if text_is_easy else [0])
-    assert all(tries[:2])
-    assert 3 <= sum(tries[20:400]) < 30
-    assert sum(tries[560:]) > 35  # at most one more idle stretch, then it goes on
+    stage = Stage(Auto(Costs(FLAT, DRAFT), depth=7))
+    hopeless = Text(0.02)
+    stage.play(hopeless, 200)
+    assert 1 <= sum(kind is not Kind.OFF for kind in stage.play(hopeless, 1000)) < 60
+    stage.play(EASY, 150)
+    assert sum(kind is not Kind.OFF for kind in stage.play(EASY, 200)) > 180
 
 
-def test_drafting_for_long_takes_one_plain_round_now_and_then() -> None:
-    policy = Auto(Costs(FLAT, DRAFT), depth=7)
-    s = sequence("a")
-    good = best_first(0, [[math.log(0.9)]] * 7, [[0]] * 7, 7)
-    plain_rounds = 0
-    for _ in range(1000):
-        if policy.to_draft([s]):
-            policy.learn(s, good, list(range(8)))
-        else:
-            plain_rounds += 1
-    assert 2 <= plain_rounds <= 5
+def test_drafting_for_long_takes_plain_rounds_now_and_then() -> None:
+    stage = Stage(Auto(Costs(FLAT, DRAFT), depth=7))
+    stage.play(EASY, 200)
+    assert 1 <= sum(kind is Kind.OFF for kind in stage.play(EASY, 2000)) < 60
+
+
+@pytest.mark.parametrize("text", [EASY, HARD], ids=["easy", "hard"])
+def test_disturbed_rounds_do_not_change_what_is_run(text: Text) -> None:
+    """A twentieth of all rounds take up to five times as long."""
+    calm, busy = (Stage(Auto(Costs(STEEP, DRAFT), depth=7), STEEP, requests=4) for _ in range(2))
+    for stage in (calm, busy):
+        stage.play(text, 200)
+    shares = [
+        sum(kind is Kind.OFF for kind in stage.play(text, 600, disturbance)) / 600
+        for stage, disturbance in ((calm, 0.0), (busy, 0.05))
+    ]
+    assert abs(shares[0] - shares[1]) < 0.1
 
 
 def test_habits_of_requests_that_are_gone_are_forgotten() -> None:
@@ -313,7 +391,7 @@ def test_auto_catches_up_the_drafter_after_plain_rounds(tmp_path: Path, monkeypa
             e.step()
             for s in e._running.values():
                 if s.proposal:
-                    seen[name][len(s.output_ids)] = s.proposal.token_ids
+                    seen[name][len(s.output_ids)] = s.proposal.forest.spines[s.proposal.index]
     shared = set(seen["auto"]) & set(seen["always"])
     assert max(shared) > 20
-    assert all(seen["auto"][n] == seen["always"][n] for n in shared)
+    assert all(np.allclose(seen["auto"][n], seen["always"][n], atol=1e-4) for n in shared)

@@ -111,14 +111,13 @@ def test_batch_of_unequal_trees_says_what_each_request_says_alone(engine: Engine
 def test_trees_in_a_batch_are_really_unequal(engine: Engine) -> None:
     plant(engine, plain(engine, PROMPTS[:3], GREEDY), PROMPTS[:3])
     sizes = []
-    build = engine._decoder._build
+    fit = engine._decoder.policy.fit
 
-    def watch(decoding):  # type: ignore[no-untyped-def]
-        drafts = build(decoding)
-        sizes.append([d.tree.rows for d in drafts])
-        return drafts
+    def watch(forest, sequences):  # type: ignore[no-untyped-def]
+        sizes.append(forest.rows.tolist())
+        return fit(forest, sequences)
 
-    engine._decoder._build = watch
+    engine._decoder.policy.fit = watch
     for i, n in enumerate((40, 9, 25)):
         engine.submit(Request(str(i), tuple(PROMPTS[i]), replace(GREEDY, max_new_tokens=n), SpecMode.TREE))
     engine.drain(["0", "1", "2"])
@@ -274,8 +273,8 @@ def test_warm_prefix_drafts_what_a_cold_one_drafts(pair: Pair) -> None:
             seen[name].append(engine._running["x"].proposal)
     assert warm._running["x"].lease.reused == 40
     for a, b in zip(seen["cold"], seen["warm"], strict=True):
-        assert a.token_ids == b.token_ids
-        assert torch.allclose(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-4)
+        assert a.tree.token_ids == b.tree.token_ids
+        assert torch.allclose(torch.tensor(a.tree.scores), torch.tensor(b.tree.scores), atol=1e-4)
 
 
 def test_prefix_left_by_a_plain_request_serves_a_drafting_one(pair: Pair, reference: Reference) -> None:

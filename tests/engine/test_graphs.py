@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ddtree_engine.config import SpecMode
 from ddtree_engine.engine import Engine, collect
+from ddtree_engine.forest import Forest, Growth, Sizes, grow
 from ddtree_engine.graphs import CudaRunner, Shape
 from ddtree_engine.requests import Request, Sampling
-from ddtree_engine.runner import Settle
+from ddtree_engine.runner import Decoding, Settle
 from ddtree_engine.tiles import ReferenceAttention
 from ddtree_engine.tree import best_first, chain, root_only
 from hypothesis import HealthCheck, given, settings
@@ -41,13 +43,22 @@ def replaying(pair: Pair, **changes: Any) -> Engine:
 
 def replay_in(engine: Engine, *, graphs: bool = True) -> Engine:
     plain, had = engine._decoder.runner, engine._decoder.settings
-    runner = CudaRunner(plain.target, plain.drafter, plain.cache, plain.device, ReferenceAttention)
+    runner = CudaRunner(plain.target, plain.drafter, plain.cache, plain.device, ReferenceAttention, grow_by_heap)
     if graphs:
         with torch.inference_mode():
             shape = Shape(had.max_running, min(had.budget, 64), had.block_size, had.topk_cap)
             runner.capture(shape, lambda share: None)
     engine._decoder.runner = runner
     return engine
+
+
+def grow_by_heap(  # type: ignore[no-untyped-def]
+    out, logprobs, token_ids, roots, depths, ranks, nodes, bounds, sizes
+) -> None:
+    """What the kernel does, with the heap."""
+    off_spine, floor = bounds.view(torch.float64).tolist()
+    growth = Growth(roots.tolist(), depths.tolist(), ranks.tolist(), nodes.tolist(), off_spine, floor)
+    out.copy_(torch.from_numpy(grow(logprobs.numpy(), token_ids.numpy(), growth, sizes).records))
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +98,9 @@ def test_replayed_rounds_draft_what_eager_ones_draft(pair: Pair, engine: Engine)
     both = set(seen["cpu"]) & set(seen["device"])
     assert len(both) >= 20
     for at in both:
-        a, b = seen["cpu"][at], seen["device"][at]
-        assert torch.allclose(torch.tensor(a.logprobs), torch.tensor(b.logprobs), atol=1e-3)
+        a, b = seen["cpu"][at].tree, seen["device"][at].tree
+        assert np.allclose(a.scores, b.scores, atol=1e-3)
+        assert a.rows == b.rows
 
 
 def test_replayed_and_eager_rounds_say_the_same(pair: Pair, engine: Engine, reference: Reference) -> None:
@@ -152,13 +164,13 @@ def test_walk_on_the_device_is_the_walk_on_the_host(engine: Engine, drawn: list[
     part = graphs._settle[4]
     launch, part.launch = part.launch, lambda: None  # fill the inputs only
     flat = [c for _, choices in drawn for c in choices]
-    settle, first = [], 0
-    for tree, choices in drawn:
-        settle.append(Settle(tree, first, base=0, past=0))
-        first += len(choices)
+    n = len(drawn)
+    forest = Forest.planted([tree for tree, _ in drawn], Sizes(part._width, graphs._shape.block - 1))
+    zeros = np.zeros(n, dtype=np.int64)
+    settle = Settle(np.arange(n), zeros + 99, zeros + 1, zeros)
     with torch.inference_mode():
         graphs.choices[: len(flat)] = torch.tensor(flat)
-        part.run(settle)
+        part.run(Decoding(forest, zeros, zeros), settle)
         part.launch = launch
         choices, path, length = part._walk()
     for i, (tree, mine) in enumerate(drawn):

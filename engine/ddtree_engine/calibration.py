@@ -1,0 +1,76 @@
+"""How probable drafted nodes really are: the drafter's own probabilities, corrected by what was accepted. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddtree_engine.forest import Forest
+
+BINS = 16  # of a quarter each, in log-probability
+MEMORY = 500.0  # nodes of a bin, after which half is forgotten
+PRIOR = 5.0  # nodes that the drafter's own probability counts for
+
+
+class Calibration:
+    """Accepted shares of nodes by score, on the spine (every step the drafter's first choice) and off it."""
+
+    def __init__(self) -> None:
+        self._hits = np.zeros((2, BINS))
+        self._tries = np.zeros((2, BINS))
+        self._off_hits = self._off_expected = 0.0  # children of accepted nodes off the spine
+
+    def probability(self, scores: np.ndarray, on_spine: np.ndarray | int) -> np.ndarray:
+        """Of nodes with these scores (any shape)."""
+        at = (on_spine, _bins(scores))
+        return (self._hits[at] + PRIOR * np.exp(scores)) / (self._tries[at] + PRIOR)
+
+    @property
+    def off_spine(self) -> float:
+        """Log-factor on steps below a node off the spine; never a bonus."""
+        return min(0.0, math.log((self._off_hits + PRIOR) / (self._off_expected + PRIOR)))
+
+    def expected(self, forest: Forest) -> np.ndarray:
+        """[trees, width]: acceptance probability of each node, never rising along a tree's order, so that any cut of the
+        most probable ones is a tree. The root and what is not in use: 0.
+        """
+        found = np.minimum.accumulate(self.probability(forest.scores, forest.on_spine), axis=1)
+        found[:, 0] = 0.0
+        found[~forest.inside] = 0.0
+        return found
+
+    def spine(self, forest: Forest) -> np.ndarray:
+        """[trees]: expected accepted nodes of each request's chain."""
+        return np.minimum.accumulate(self.probability(forest.spines, 1), axis=1).sum(axis=1)
+
+    def learn(self, forest: Forest, paths: Sequence[Sequence[int]]) -> None:
+        """Trees were verified and `paths` accepted."""
+        taken = np.zeros((len(forest), forest.sizes.width), dtype=bool)
+        for mine, path in zip(taken, paths, strict=True):
+            mine[path] = True
+        nodes = forest.inside
+        nodes[:, 0] = False
+        at = forest.on_spine * BINS + _bins(forest.scores)
+        self._tries += np.bincount(at[nodes], minlength=2 * BINS).reshape(2, BINS)
+        self._hits += np.bincount(at[nodes & taken], minlength=2 * BINS).reshape(2, BINS)
+        full = self._tries > MEMORY
+        self._tries[full] /= 2
+        self._hits[full] /= 2
+        self._learn_off_spine(forest, nodes, taken)
+
+    def _learn_off_spine(self, forest: Forest, nodes: np.ndarray, taken: np.ndarray) -> None:
+        parents = forest.parents * nodes  # what is not in use may hold anything
+        below = nodes & np.take_along_axis(taken, parents, 1) & (np.take_along_axis(forest.on_spine, parents, 1) == 0)
+        if not below.any():
+            return
+        step = (forest.scores - np.take_along_axis(forest.scores, parents, 1))[below] - self.off_spine
+        self._off_expected += float(np.exp(np.minimum(step, 0.0)).sum())
+        self._off_hits += float((below & taken).sum())
+        if self._off_expected > MEMORY:
+            self._off_expected, self._off_hits = self._off_expected / 2, self._off_hits / 2
+
+
+def _bins(scores: np.ndarray) -> np.ndarray:
+    return np.minimum(-4.0 * np.maximum(scores, -BINS), BINS - 1).astype(np.int64)
