@@ -26,11 +26,12 @@ import torch
 from ddtree_engine.cache import Cache, CacheShape
 from ddtree_engine.checkpoint import drafter_tensors, target_tensors
 from ddtree_engine.drafter import Drafter
+from ddtree_engine.forest import Forest, Sizes
 from ddtree_engine.graphs import CudaRunner, Shape
 from ddtree_engine.loading import device_facts
 from ddtree_engine.model import Target
 from ddtree_engine.rows import Segment, Sight
-from ddtree_engine.runner import Settle
+from ddtree_engine.runner import Decoding, Settle
 from ddtree_engine.tiles import ReferenceAttention
 from ddtree_engine.tree import Tree, best_first, root_only
 from device_timing import Call, Ceilings, Times, captured, device_times, kernel_ms, wall_times
@@ -46,8 +47,8 @@ MAX_NODES, K = 64, 8
 class OnlyThese(Shape):
     """Captures no more sizes than are measured. An engine whose budget is fixed captures these and others."""
 
-    rows: tuple[int, ...]
-    requests: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    requests: tuple[int, ...] = ()
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
@@ -76,8 +77,8 @@ class Runners:
     drafting: CudaRunner
 
 
-def build(scale: Scale, device: torch.device, dtype: torch.dtype) -> Runners:
-    """Models and a cache of random numbers, graphs captured."""
+def build(scale: Scale, device: torch.device, dtype: torch.dtype, rows: tuple[int, ...] = ()) -> Runners:
+    """Models and a cache of random numbers, graphs captured: for `rows`, or for the trees of the scale's budgets."""
     target_config, block, most = scale.target, scale.drafter.block_size, max(scale.batches)
     slab = scale.context + max(MAX_NODES + 1, block)
     target = Target(random_tensors(target_tensors(target_config), dtype, device), target_config, slab, device)
@@ -96,32 +97,38 @@ def build(scale: Scale, device: torch.device, dtype: torch.dtype) -> Runners:
         pool.normal_()
     if device.type == "cuda":
         from ddtree_engine.kernels import TileAttention as Attention
+        from ddtree_engine.tree_kernel import grow_into
     else:
-        Attention = ReferenceAttention  # type: ignore[assignment,misc]
+        Attention, grow_into = ReferenceAttention, no_trees  # type: ignore[assignment,misc]
     trees = {budget + 1 for budget in scale.budgets} | {n * (scale.budgets[0] + 1) for n in scale.batches}
-    runners = Runners(CudaRunner(target, None, cache, device, Attention), CudaRunner(target, drafter, cache, device, Attention))
+    plain, drafting = (CudaRunner(target, d, cache, device, Attention, grow_into) for d in (None, drafter))
+    runners = Runners(plain, drafting)
     sizes = {"max_requests": most, "max_nodes": MAX_NODES, "block": block, "k": K}
     runners.plain.capture(OnlyThese(**sizes, rows=scale.batches, requests=scale.batches), lambda share: None)
-    runners.drafting.capture(OnlyThese(**sizes, rows=tuple(sorted(trees)), requests=scale.batches), lambda share: None)
+    runners.drafting.capture(OnlyThese(**sizes, rows=rows or tuple(sorted(trees)), requests=scale.batches), lambda share: None)
     return runners
+
+
+def no_trees(out: torch.Tensor, *rest: object) -> None:
+    """On CPU only the benchmark is tried: every next tree is its root."""
+    out[:, 0] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The same tree for every request, all of them at the same context."""
+    """Trees of random candidates, one a request, all of them at the same context."""
 
-    segments: tuple[Segment, ...]
-    settle: tuple[Settle, ...]
+    decoding: Decoding
+    settle: Settle
 
     @classmethod
-    def of(cls, runner: CudaRunner, tree: Tree, requests: int, past: int) -> Batch:
-        visible = tree.visible() if tree.nodes else None
-        sight = Sight.TREE if tree.nodes else Sight.CAUSAL
-        positions = [past + depth for depth in tree.depths]
-        bases = [runner.cache.shape.base(i) for i in range(requests)]
+    def of(cls, runner: CudaRunner, trees: Sequence[Tree], past: int) -> Batch:
+        n, every = len(trees), np.ones(len(trees), dtype=np.int64)
+        bases = np.array([runner.cache.shape.base(i) for i in range(n)])
+        forest = Forest.planted(trees, Sizes(MAX_NODES + 1, 0))
         return cls(
-            tuple(Segment(base, past, tree.token_ids, positions, sight, visible) for base in bases),
-            tuple(Settle(tree, i * tree.rows, base, past) for i, base in enumerate(bases)),
+            Decoding(forest, bases, every * past),
+            Settle(np.arange(n), every * past, every * K, every * MAX_NODES),
         )
 
 
@@ -138,12 +145,12 @@ def replayed(runner: CudaRunner, batch: Batch, part: str) -> Call:
     """Launches the graph that `replay` would take for this batch, its inputs filled once."""
     graphs = runner._graphs  # the graph without the host's part has no public name
     assert graphs is not None
-    rows = sum(s.rows for s in batch.segments)
-    graphs._verify[rows].run(batch.segments)
+    rows = int(batch.decoding.forest.rows.sum())
+    graphs._verify[rows].run(batch.decoding)
     if part == "verify":
         return graphs._verify[rows].launch
-    settle = graphs._settle[len(batch.settle)]
-    settle.run(batch.settle)
+    settle = graphs._settle[len(batch.settle.index)]
+    settle.run(batch.decoding, batch.settle)
     return settle.launch
 
 
@@ -152,12 +159,12 @@ def passes(scale: Scale, runners: Runners) -> tuple[dict[str, Call], dict[str, C
     graphs: dict[str, Call] = {}
     rounds: dict[str, Call] = {}
     for n in scale.batches:
-        one = Batch.of(runners.plain, root_only(0), n, scale.context)
+        one = Batch.of(runners.plain, [root_only(0)] * n, scale.context)
         graphs[f"step {n}"] = replayed(runners.plain, one, "verify")
         rounds[f"step {n}"] = _round(runners.plain, one, settle=False)
     for budget in scale.budgets:
         for n in scale.batches if budget == scale.budgets[0] else (1,):
-            batch = Batch.of(runners.drafting, random_tree(scale, budget), n, scale.context)
+            batch = Batch.of(runners.drafting, [random_tree(scale, budget)] * n, scale.context)
             graphs[f"verify {n}x{budget + 1}"] = replayed(runners.drafting, batch, "verify")
             rounds[f"round {n}x{budget + 1}"] = _round(runners.drafting, batch, settle=True)
             if budget == scale.budgets[0]:
@@ -166,8 +173,7 @@ def passes(scale: Scale, runners: Runners) -> tuple[dict[str, Call], dict[str, C
 
 
 def _round(runner: CudaRunner, batch: Batch, *, settle: bool) -> Call:
-    rows = runner.batch(batch.segments)
-    return lambda: runner.replay(rows, [], batch.settle if settle else [])
+    return lambda: runner.replay(batch.decoding, [], batch.settle if settle else None)
 
 
 def products(target: Target, rows: int, device: torch.device) -> dict[str, tuple[Call, int]]:

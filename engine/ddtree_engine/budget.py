@@ -349,7 +349,7 @@ class Auto:
             return
         self.calibration.learn(forest, paths)
         for s, path, expected in zip(sequences, paths, self.expected.tolist(), strict=True):
-            if expected > 0.0:
+            if expected > 0.0 and self.passes > self.OPENING:  # before, the calibration is still off for all of them
                 self._habit(s).learn(len(path) - 1, expected)
 
     def observe(self, spent: Round) -> None:

@@ -1,17 +1,14 @@
-"""Trees as arrays say what single trees say; the kernel grows the heap's trees, node by node (in triton's interpreter)."""
+"""Trees as arrays say what single trees say, and `grow` gives the heap's (`tests/gpu` has the kernel's)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 
 import numpy as np
-import pytest
-import torch
-from ddtree_engine.forest import Forest, Growth, Proposal, Sizes, gather, grow
+from ddtree_engine.forest import Growth, Proposal, Sizes, gather, grow
 from ddtree_engine.tree import ancestor_bits, best_first, chain, root_only
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 SIZES = Sizes(width=20, depths=5)
@@ -55,45 +52,6 @@ def test_grown_forest_holds_the_heaps_trees(drawn: tuple[np.ndarray, np.ndarray,
             assert tree == expected
         assert np.array_equal(forest.bits[i, : tree.rows], ancestor_bits(tree.visible()))
         assert np.allclose(forest.spines[i, : logprobs.shape[1]], np.cumsum(logprobs[i, :, 0].astype(float)), equal_nan=True)
-
-
-@given(candidates())
-@settings(deadline=None, max_examples=150)
-def test_kernel_grows_the_heaps_trees(drawn: tuple[np.ndarray, np.ndarray, Growth]) -> None:
-    tree_kernel = kernel()
-    logprobs, tokens, growth = drawn
-    out = torch.full((len(logprobs), SIZES.record + 3), -7)
-    sizes = Sizes(SIZES.width, logprobs.shape[1])
-    tree_kernel.grow_into(
-        out,
-        torch.from_numpy(logprobs),
-        torch.from_numpy(tokens),
-        *(torch.tensor(values) for values in (growth.roots, growth.depths, growth.ranks, growth.nodes)),
-        torch.tensor([growth.off_spine, growth.floor], dtype=torch.float64).view(torch.int64),
-        sizes,
-    )
-    got = Forest.of(out[:, : sizes.record].numpy().copy(), sizes)
-    # A chain is the best-first tree of one rank as long as its nodes last.
-    expected = [
-        best_first(root, lp[:deep, :ranks].tolist(), ids[:deep, :ranks].tolist(), nodes,
-                   off_spine=growth.off_spine, floor=growth.floor)
-        if deep and nodes else root_only(root)
-        for root, deep, ranks, nodes, lp, ids in zip(
-            growth.roots, growth.depths, growth.ranks, growth.nodes, logprobs, tokens, strict=True)
-    ]  # fmt: skip
-    assert [got.tree(i) for i in range(len(got))] == expected
-    for i, tree in enumerate(expected):
-        assert np.array_equal(got.bits[i, : tree.rows], ancestor_bits(tree.visible()))
-    assert (out[:, sizes.record :] == -7).all()
-
-
-def kernel():  # type: ignore[no-untyped-def]
-    if not os.environ.get("TRITON_INTERPRET") and not torch.cuda.is_available():
-        pytest.skip("needs CUDA or TRITON_INTERPRET=1")
-    pytest.importorskip("triton", reason="no triton in this environment")
-    from ddtree_engine import tree_kernel
-
-    return tree_kernel
 
 
 @given(candidates(), st.lists(st.integers(1, 20), min_size=3, max_size=3))
