@@ -192,13 +192,13 @@ class Decoder:
 
     def _growth(self, sequences: Many[Sequence]) -> Growth:
         """How the next trees of these requests grow. A path of d nodes commits d + 1 tokens: deeper than is left is wasted."""
-        block, chains = self.settings.block_size, self.policy.chains
-        ranks = [1 if chains or s.request.mode is SpecMode.CHAIN else self.settings.topk_cap for s in sequences]
+        block = self.settings.block_size
+        chains = [self.policy.chains or s.request.mode is SpecMode.CHAIN for s in sequences]
         return Growth(
             roots=[s.root for s in sequences],
             depths=[max(0, min(block - 1, s.left_to_say - 1)) for s in sequences],
-            ranks=ranks,
-            nodes=[block - 1 if rank == 1 else self.settings.budget for rank in ranks],
+            ranks=[1 if chain else self.settings.topk_cap for chain in chains],
+            nodes=[block - 1 if chain else self.settings.budget for chain in chains],
             off_spine=self.policy.off_spine,
             floor=self.policy.floor,
         )

@@ -32,14 +32,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How the next trees are grown, one entry a request. Chains have one rank and any number of nodes."""
+    """How the next trees are grown, one entry a request."""
 
     roots: Sequence[int]
     depths: Sequence[int]  # deepest node wanted
     ranks: Sequence[int]  # candidates of a depth that may be used: 1 gives the chain
     nodes: Sequence[int]
     off_spine: float = 0.0
-    floor: float = -np.inf
+    floor: float = -np.inf  # not for chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +184,9 @@ def _grow_one(i: int, logprobs: np.ndarray, token_ids: np.ndarray, growth: Growt
     if depth <= 0 or growth.nodes[i] <= 0:
         return root_only(growth.roots[i])
     if ranks == 1:
-        own = chain(growth.roots[i], token_ids[:depth, 0].tolist())
-        scores = (0.0, *np.cumsum(logprobs[:depth, 0].astype(np.float64)).tolist())
+        nodes = min(depth, growth.nodes[i])
+        own = chain(growth.roots[i], token_ids[:nodes, 0].tolist())
+        scores = (0.0, *np.cumsum(logprobs[:nodes, 0].astype(np.float64)).tolist())
         return replace(own, scores=scores)
     return best_first(
         growth.roots[i],

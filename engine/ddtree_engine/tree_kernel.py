@@ -43,6 +43,7 @@ def _grow(
     deepest, ranks, nodes = tl.load(depth_ptr + request), tl.load(ranks_ptr + request), tl.load(nodes_ptr + request)
     off_spine = tl.load(bounds_ptr).to(tl.float64, bitcast=True)
     floor = tl.load(bounds_ptr + 1).to(tl.float64, bitcast=True)
+    floor = tl.where(ranks == 1, float("-inf"), floor)  # a chain goes all the way
     d = tl.arange(0, DEPTHS_PAD)
     first = tl.load(logprob_ptr + d * k, mask=d < depths, other=0.0).to(tl.float64)
     tl.store(out_ptr + 1 + 6 * WIDTH + d, tl.cumsum(first, 0).to(tl.int64, bitcast=True), mask=d < depths)
