@@ -187,7 +187,7 @@ class Auto:
 
     OPENING = 24  # passes of a request that are drafted whatever they promise
     STICK = 1.02  # another kind must promise this much more
-    EAGER, EVERY = 64, 4  # after so many rounds, only every fourth is learnt from and reviewed
+    EAGER, EVERY = 64, 8  # after so many rounds, only every eighth is learnt from and reviewed
     USUAL_STEP = 0.03
     SHARE = 0.01  # of all seconds may go to trials
     GAP, YOUNG_GAP = 128, 8  # rounds between trials of a kind; while its cost rests on few
@@ -216,9 +216,10 @@ class Auto:
 
     def _choose(self, able: list[Sequence], requests: int) -> Settled:
         ordered = self._ordered(able)
-        plan = self.review(ordered, requests)
+        plans = self.plans(ordered, requests)
+        plan = self.review(plans)
         if self.trial_left == 0:
-            self.trial = self._next_trial(plan, ordered, requests)
+            self.trial = self._next_trial(plans, plan, requests)
         if self.trial is not None:
             self.trial_left -= 1
             trial = self.trial
@@ -230,9 +231,8 @@ class Auto:
             chosen += [s for s in ordered[plan.drafted :] if not self._habit(s).passes]
         return Settled(able, plan.kind, chosen, lasting=True)
 
-    def review(self, ordered: list[Sequence], requests: int) -> Plan:
+    def review(self, plans: list[Plan]) -> Plan:
         """The best of all plans. The kind that runs is kept unless another promises more than a little."""
-        plans = self._plans(ordered, requests)
         before = self.plan.kind if self.plan else None
         self.plan = max(plans, key=lambda p: p.rate * (self.STICK if p.kind is before else 1.0))
         if self.passes < self.OPENING:
@@ -241,7 +241,7 @@ class Auto:
         self.reviewed = self.rounds
         return self.plan
 
-    def _plans(self, ordered: list[Sequence], requests: int) -> list[Plan]:
+    def plans(self, ordered: list[Sequence], requests: int) -> list[Plan]:
         gains = np.cumsum([self._habit(s).chain for s in ordered])
         return [self._best(kind, gains, requests) for kind in self._kinds(ordered)]
 
@@ -265,10 +265,10 @@ class Auto:
 
     # Trials of what is not run ----------------------------------------------------------------------------------
 
-    def _next_trial(self, plan: Plan, ordered: list[Sequence], requests: int) -> Plan | None:
+    def _next_trial(self, plans: list[Plan], plan: Plan, requests: int) -> Plan | None:
         """A kind that was not run for long, if what it is likely to lose can be afforded."""
         self.tried[plan.kind] = self.rounds
-        others = [p for p in self._plans(ordered, requests) if p.kind is not plan.kind]
+        others = [p for p in plans if p.kind is not plan.kind]
         if plan.kind is Kind.OFF:  # drafts say what they are worth whatever they are grown to
             other, gap = max(others, key=lambda p: p.rate), self.YOUNG_GAP
         else:

@@ -63,12 +63,15 @@ class CostTable:
 class _Cell:
     """How much longer than its table says a kind takes at one batch size, as a logarithm, beside the other kinds."""
 
-    guess: float
+    value: float  # at first a guess, which counts as one: a first round may be disturbed
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
-    @property
-    def value(self) -> float:
-        return statistics.median([self.guess, *self.seen])  # the guess counts as one: a first round may be disturbed
+    def __post_init__(self) -> None:
+        self.seen.append(self.value)
+
+    def add(self, sample: float) -> None:
+        self.seen.append(sample)
+        self.value = statistics.median(self.seen)
 
 
 class Costs:
@@ -88,7 +91,7 @@ class Costs:
 
     def samples(self, kind: Kind, requests: int) -> int:
         cell = self._cells.get((kind, requests))
-        return len(cell.seen) if cell else 0
+        return len(cell.seen) - 1 if cell else 0
 
     def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float) -> None:
         key = (kind, requests)
@@ -99,7 +102,7 @@ class Costs:
         cell = self._cells.setdefault(key, _Cell(self._factor(kind, requests)))
         # Compared with the rounds just before, of another kind: one sample a change, so that a disturbance counts once.
         if self._recent and self._recent[-1][0] != key:
-            cell.seen.append(excess - self._pace())
+            cell.add(excess - self._pace())
         self._recent.append((key, excess - cell.value))
 
     def _pace(self) -> float:
@@ -113,7 +116,7 @@ class Costs:
         return min(near)[2] if near else 0.0
 
     def _table(self, which: int, sizes: np.ndarray | int) -> np.ndarray:
-        known, most = self._known[which], int(np.max(sizes))
+        known, most = self._known[which], sizes if isinstance(sizes, int) else int(sizes.max())
         if most >= len(known):
             known = np.array([self._tables[which].at(n) for n in range(2 * most + 1)])
             self._known[which] = known

@@ -182,7 +182,7 @@ def test_cut_takes_the_most_probable_nodes_of_the_whole_batch(data: st.DataObjec
         logprobs = -np.sort(-np.array(flat).reshape(4, 3), axis=1)
         trees.append(best_first(0, logprobs.tolist(), [[1, 2, 3]] * 4, 20))
     group = [sequence(str(i)) for i in range(n)]
-    policy.review(group, n)
+    policy.review(policy.plans(group, n))
     fitted = cut(policy, trees, group)
     values = [float(v) for row in policy.calibration.expected(planted(*trees)) for v in row]
 
