@@ -31,7 +31,7 @@ class Round:
 
     requests: int  # decoded
     rows: int  # verified
-    drafted: int  # requests drafted at its end
+    drafted: int  # requests that the drafter ran for
     seconds: float
 
 
@@ -353,9 +353,9 @@ class Auto:
                 self._habit(s).learn(len(path) - 1, expected)
 
     def observe(self, spent: Round) -> None:
-        drafting = spent.drafted > 0
-        if drafting == (self.running is not Kind.OFF):
-            self.costs.observe(self.running, spent.requests, spent.rows, spent.drafted, spent.seconds)
+        if self.running is Kind.OFF and spent.drafted:  # drafts after a pause: the drafter's context was behind
+            return
+        self.costs.observe(self.running, spent.requests, spent.rows, spent.drafted, spent.seconds)
 
     def forget(self) -> None:
         self.calibration, self.trees = Calibration(), Yield()

@@ -61,7 +61,7 @@ class CostTable:
 
 @dataclass(slots=True)
 class _Cell:
-    """How much longer than its table says a kind takes at one batch size, as a logarithm, beside the other kinds."""
+    """Seconds that rounds of a kind take at one batch size beyond what the tables say of their rows and drafts."""
 
     value: float  # at first a guess, which counts as one: a first round may be disturbed
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=9))
@@ -75,7 +75,10 @@ class _Cell:
 
 
 class Costs:
-    """Seconds of rounds, up to a factor that is the machine's present pace and the same for all of them."""
+    """Seconds of rounds, up to a factor that is the machine's present pace and the same for all of them.
+
+    The tables know rows and drafts. What they miss depends on the batch: long contexts, the host's work for every request.
+    """
 
     RECENT = 5  # rounds that make the present pace
 
@@ -87,7 +90,8 @@ class Costs:
 
     def seconds(self, kind: Kind, requests: int, rows: np.ndarray | int, drafted: np.ndarray | int) -> np.ndarray:
         """Of rounds of a kind that verify `rows` and draft for `drafted` of `requests` requests (arrays broadcast)."""
-        return self._table(0, rows) * math.exp(self._factor(kind, requests)) + self._table(1, drafted)
+        known = self._table(0, rows) + self._table(1, drafted)
+        return known + max(self._extra(kind, requests), -0.5 * float(self._table(0, requests)))
 
     def samples(self, kind: Kind, requests: int) -> int:
         cell = self._cells.get((kind, requests))
@@ -95,25 +99,19 @@ class Costs:
 
     def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float) -> None:
         key = (kind, requests)
-        # Drafting was measured by itself; what a round takes beyond it is verifying.
-        draft = float(self._table(1, drafted))
-        pace = math.exp(self._pace())
-        excess = math.log(max(seconds - pace * draft, 0.1 * seconds) / float(self._table(0, rows)))
-        cell = self._cells.setdefault(key, _Cell(self._factor(kind, requests)))
+        cell = self._cells.setdefault(key, _Cell(self._extra(kind, requests)))
         # Compared with the rounds just before, of another kind: one sample a change, so that a disturbance counts once.
         if self._recent and self._recent[-1][0] != key:
-            cell.add(excess - self._pace())
-        self._recent.append((key, excess - cell.value))
+            pace = statistics.median(pace for _, pace in self._recent)
+            cell.add(seconds / pace - float(self._table(0, rows) + self._table(1, drafted)))
+        self._recent.append((key, seconds / float(self.seconds(kind, requests, rows, drafted))))
 
-    def _pace(self) -> float:
-        return statistics.median(r for _, r in self._recent) if self._recent else 0.0
-
-    def _factor(self, kind: Kind, requests: int) -> float:
-        """Of this kind and batch size, or of what is nearest to it."""
+    def _extra(self, kind: Kind, requests: int) -> float:
+        """Of this kind and batch size, or of what is nearest to it, in proportion to the requests."""
         if (cell := self._cells.get((kind, requests))) is not None:
             return cell.value
-        near = [(abs(math.log(n / requests)) + 0.5 * (k is not kind), n, c.value) for (k, n), c in self._cells.items()]
-        return min(near)[2] if near else 0.0
+        near = [(abs(math.log(n / requests)) + 0.5 * (k is not kind), n, cell.value) for (k, n), cell in self._cells.items()]
+        return min(near)[2] * requests / min(near)[1] if near else 0.0
 
     def _table(self, which: int, sizes: np.ndarray | int) -> np.ndarray:
         known, most = self._known[which], sizes if isinstance(sizes, int) else int(sizes.max())

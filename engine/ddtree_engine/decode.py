@@ -174,8 +174,7 @@ class Decoder:
             s.drafted = s.computed
             if s.request.id in chosen and replay.forest is not None:
                 s.proposal = Proposal(replay.forest, i)
-        drafted = len(settled) if chosen else 0
-        self.policy.observe(Round(len(decoding), sum(sizes), drafted, time.perf_counter() - started))
+        self.policy.observe(Round(len(decoding), sum(sizes), len(settled), time.perf_counter() - started))
         return updates
 
     def _settle(self, index: list[int], sequences: Many[Sequence], chosen: set[str]) -> Settle:
