@@ -71,8 +71,8 @@ def _sampled(bench: Bench, on: Sequence[Turn], off: Sequence[Turn], temperature:
             fault=Fault.OUTPUT,
             detail=f"{len(parted)} seeds give other tokens than speculation off, and again when repeated",
         )
-    if not exact and _seeds_ignored(bench, pairs):
-        detail = "prose with one seed comes out differently every time: seeds are not kept"
+    if not exact and _never_agrees(bench, pairs):
+        detail = "prose never comes out as with speculation off and the same seed: seeds or the distribution are not kept"
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)
     if not exact and fit.tokens < 50 and parted:
         return replace(base, outcome=Outcome.NOT_SCORED, detail="differences may be rounding, and there are no scores to tell")
@@ -89,15 +89,18 @@ def _differs_again(bench: Bench, parted: Sequence[tuple[Turn, Turn]]) -> bool:
     return any(a.whole and b.whole and differ(a, b) for a, b in zip(turns[:half], turns[half:], strict=True))
 
 
-def _seeds_ignored(bench: Bench, pairs: Sequence[tuple[Turn, Turn]]) -> bool:
-    """No pair of prose with one seed agrees, nor does one of many fresh pairs. Rounding parts some, never all."""
+def _never_agrees(bench: Bench, pairs: Sequence[tuple[Turn, Turn]]) -> bool:
+    """No prose comes out as with speculation off and the same seed, nor does any of many fresh ones.
+
+    Rounding parts some of them, never all.
+    """
     prose = [(a, b) for a, b in pairs if a.item is not None and a.item.kind is Kind.OPEN]
     if len(prose) < 3 or any(not differ(a, b) for a, b in prose):
         return False
-    seeds = [bench.session.rng.getrandbits(31) for _ in range(12)]
-    asked = [(prose[i % len(prose)][0].item, replace(prose[i % len(prose)][0].ask, seed=seed)) for i, seed in enumerate(seeds)]
-    turns = bench.session.send("sampled again", [*asked, *asked], overtime=True)
-    again = [(a, b) for a, b in zip(turns[:12], turns[12:], strict=True) if a.whole and b.whole]
+    asked = [(a.item, replace(a.ask, seed=bench.session.rng.getrandbits(31))) for a, _ in prose for _ in range(4)][:12]
+    off = [(item, replace(ask, mode="off")) for item, ask in asked]
+    turns = bench.session.send("sampled again", [*asked, *off], overtime=True)
+    again = [(a, b) for a, b in zip(turns[: len(asked)], turns[len(asked) :], strict=True) if a.whole and b.whole]
     return len(again) >= 6 and all(differ(a, b) for a, b in again)
 
 
