@@ -55,8 +55,6 @@ def client(agent: Agent) -> Iterator[EngineClient]:
 @contextmanager
 def reference(agent: Agent) -> Iterator[EngineClient | None]:
     """The engine that scores answers where the proven one cannot; None where none is named, or none answers."""
-    import httpx
-
     from ddops.hosts import connect
     from ddops.prove.client import EngineClient
 
@@ -64,8 +62,8 @@ def reference(agent: Agent) -> Iterator[EngineClient | None]:
     if named is None:
         yield None
     elif named.startswith(("http://", "https://")):
-        with httpx.Client(base_url=named) as http:
-            yield _living(agent, named, EngineClient(http, profile_of(agent.config.engine)))
+        with ExitStack() as stack:
+            yield _at_address(agent, named, stack)
     else:
         other = agent.hosts[named]
         with ExitStack() as stack:
@@ -78,6 +76,17 @@ def reference(agent: Agent) -> Iterator[EngineClient | None]:
                 yield None
                 return
             yield _living(agent, named, EngineClient(http, profile_of(other.engine)))
+
+
+def _at_address(agent: Agent, named: str, stack: ExitStack) -> EngineClient | None:
+    """Any engine with the same weights, whatever it speaks."""
+    from ddops.endpoint import Address, connected
+
+    try:
+        return stack.enter_context(connected(Address(named, option="prove.reference")))
+    except DdopsError as problem:
+        agent.warn(f"the reference {named} cannot be asked ({problem.what}); what only it can score is not scored")
+        return None
 
 
 def _living(agent: Agent, name: str, scorer: EngineClient) -> EngineClient | None:

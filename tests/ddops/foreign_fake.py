@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -335,3 +337,37 @@ class LlamaServer(PlainServer):
         if request.url.path == COMPLETIONS:
             return httpx.Response(200, json={"choices": [{"index": 0, "text": "x", "finish_reason": "length"}], "usage": {}})
         return super().handle(request)
+
+
+@contextmanager
+def served(engine: FakeEngine) -> Iterator[str]:
+    """The fake behind a real socket."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(b"")
+
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers.get("content-length", 0))))
+
+        def _answer(self, content: bytes) -> None:
+            request = httpx.Request(self.command, f"http://e{self.path}", headers=dict(self.headers), content=content)
+            reply = engine.handle(request)
+            data = reply.read()
+            self.send_response(reply.status_code)
+            self.send_header("content-length", str(len(data)))
+            self.send_header("content-type", reply.headers.get("content-type", "text/event-stream"))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

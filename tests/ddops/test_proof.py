@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from ddops import inventory, proof
+from tests.ddops.foreign_fake import PlainServer, VllmServer, served
+from tests.ddops.prove_fake import FakeEngine
 
 
 def agent(reference: str) -> Any:
@@ -30,3 +32,23 @@ def test_a_dead_reference_is_named_and_what_only_it_can_score_is_not_scored(refe
         assert scorer is None
     assert len(asked.warned) == 1
     assert reference in asked.warned[0]
+
+
+def test_a_reference_is_asked_in_the_way_that_it_speaks() -> None:
+    with served(VllmServer()) as url:
+        asked = agent(f"{url}/v1")
+        with proof.reference(asked) as scorer:
+            assert scorer is not None
+            assert scorer.dialect.kind == "vllm"  # though the host's own engine is another one
+            assert scorer.score([100, 101, 102], 1).tokens
+    assert asked.warned == []
+
+
+@pytest.mark.parametrize("server", [VllmServer(api_key="x"), PlainServer(models=("a", "b"))])
+def test_a_reference_that_cannot_be_asked_is_named_with_the_reason(server: FakeEngine) -> None:
+    with served(server) as url:
+        asked = agent(url)
+        with proof.reference(asked) as scorer:
+            assert scorer is None
+    [warning] = asked.warned
+    assert "wants an API key" in warning or "serves a, b" in warning

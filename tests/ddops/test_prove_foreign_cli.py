@@ -4,54 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
-import httpx
 import pytest
 from click.testing import CliRunner, Result
 
 from ddops.cli import main
 from ddops.errors import DdopsError, UsageError
-from tests.ddops.foreign_fake import PlainServer, VllmServer
-from tests.ddops.prove_fake import FakeEngine, Lies
-
-
-@contextmanager
-def served(engine: FakeEngine) -> Iterator[str]:
-    """The fake behind a real socket."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(b"")
-
-        def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers.get("content-length", 0))))
-
-        def _answer(self, content: bytes) -> None:
-            request = httpx.Request(self.command, f"http://e{self.path}", headers=dict(self.headers), content=content)
-            reply = engine.handle(request)
-            data = reply.read()
-            self.send_response(reply.status_code)
-            self.send_header("content-length", str(len(data)))
-            self.send_header("content-type", reply.headers.get("content-type", "text/event-stream"))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+from tests.ddops.foreign_fake import PlainServer, VllmServer, served
+from tests.ddops.prove_fake import Lies
 
 
 def probe(*words: str) -> Result:
