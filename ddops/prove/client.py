@@ -12,8 +12,10 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddops.prove import bodies, dialects
-from ddops.prove.dialects import DIALECTS, Dialect, ServerFacts
-from ddops.prove.replies import Assembler, choice_of, reply_of, scored_native, scored_openai
+from ddops.prove.assembly import Assembler
+from ddops.prove.dialects import DIALECTS, Dialect
+from ddops.prove.facts import ServerFacts, first_model, kind_of, model_names, server_facts, with_vllm_metrics
+from ddops.prove.replies import choice_of, reply_of, scored_native, scored_openai
 from ddops.prove.transport import DEFAULT_LIMITS, Limits, Transport
 from ddops.prove.wire import (
     Ask,
@@ -232,7 +234,7 @@ class EngineClient:
         """
         if self._model is None:
             try:
-                named = dialects.model_names(self.transport.maybe("/v1/models"))
+                named = model_names(self.transport.maybe("/v1/models"))
             except Broken as exc:
                 raise Unsupported(f"the engine cannot list its models ({exc}): say which one is meant") from exc
             if len(named) != 1:
@@ -250,15 +252,15 @@ class EngineClient:
     def _read_facts(self) -> ServerFacts:
         for path in self.dialect.info:
             if (found := self.transport.maybe(path)) is not None:
-                return dialects.server_facts(found)
+                return server_facts(found)
         try:
-            facts = dialects.server_facts(dialects.first_model(self.transport.maybe("/v1/models")))
+            facts = server_facts(first_model(self.transport.maybe("/v1/models")))
         except Broken:  # facts are a convenience; whether it answers is for the requests to show
             facts = ServerFacts()
         if self.dialect.kind != "vllm":
             return facts
         try:
-            return dialects.with_vllm_metrics(facts, self._metrics_text())
+            return with_vllm_metrics(facts, self._metrics_text())
         except Unsupported:
             return facts
 
@@ -321,7 +323,7 @@ def identify(http: httpx.Client, *, api_key: str | None = None, seconds: float =
         raise
     except (Unsupported, Malformed, Broken):  # a list that fails is no engine that fails
         models = None
-    return dialects.kind_of(info, models)
+    return kind_of(info, models)
 
 
 def chatml(messages: Sequence[tuple[str, str]]) -> str:

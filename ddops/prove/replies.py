@@ -1,14 +1,13 @@
-"""Reads replies, streams, scores and error answers from parsed JSON, in every dialect. Pure.
+"""Reads replies, scores and error answers from parsed JSON, in every dialect. Pure.
 
 Whatever does not look as the protocol says is `Malformed`, never a crash of ours; what the engine says went wrong is
-raised as what it means for a probe. Names of facts are in dialects.py.
+raised as what it means for a probe. Names of facts are in dialects.py, streams in assembly.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ddops.prove import dialects
@@ -16,7 +15,6 @@ from ddops.prove.wire import (
     Ask,
     Broken,
     Busy,
-    Chunk,
     Denied,
     EngineError,
     Malformed,
@@ -98,16 +96,16 @@ def reply_of(ask: Ask, raw: dict[str, Any], started: float, seconds: float) -> R
     if "choices" not in raw:
         return _native(ask, raw, started, seconds)
     choice = choice_of(raw)
-    message = _mapping(choice, "message")
-    info = _mapping(choice, "meta_info")
+    message = mapping_of(choice, "message")
+    info = mapping_of(choice, "meta_info")
     return Reply(
         ask,
-        _text_of(message or choice, ("content", "text")),
-        _finish(choice),
-        dialects.meta(choice, info, *_extensions(raw), raw.get("usage"), raw),
+        text_of(message or choice, ("content", "text")),
+        finish_of(choice),
+        dialects.meta(choice, info, *extensions_of(raw), raw.get("usage"), raw),
         seconds,
         sent_at=started,
-        reasoning=_text_of(message, ("reasoning_content", "reasoning")),
+        reasoning=text_of(message, ("reasoning_content", "reasoning")),
         logprobs=_output_scores(info) or _openai_scores(choice.get("logprobs")),
     )
 
@@ -115,25 +113,25 @@ def reply_of(ask: Ask, raw: dict[str, Any], started: float, seconds: float) -> R
 def _native(ask: Ask, raw: dict[str, Any], started: float, seconds: float) -> Reply:
     if not isinstance(raw.get("text"), str):
         raise Malformed("the reply has no text")
-    info = _mapping(raw, "meta_info")
+    info = mapping_of(raw, "meta_info")
     found = dialects.meta(raw, info)
-    return Reply(ask, raw["text"], _finish(info), found, seconds, sent_at=started, logprobs=_output_scores(info))
+    return Reply(ask, raw["text"], finish_of(info), found, seconds, sent_at=started, logprobs=_output_scores(info))
 
 
-def _mapping(source: Mapping[str, Any], name: str) -> dict[str, Any]:
+def mapping_of(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = source.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def _extensions(raw: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def extensions_of(raw: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """SGLang's own facts on an OpenAI reply: ids of the prompt and of every choice, and figures of speculation."""
-    found = _mapping(raw, "sglext")
+    found = mapping_of(raw, "sglext")
     outputs = found.get("output_ids")
     first = outputs[0] if isinstance(outputs, list) and outputs else None
-    return ({"output_ids": first, "prompt_token_ids": found.get("input_ids")}, _mapping(found, "spec_tokens_details"))
+    return ({"output_ids": first, "prompt_token_ids": found.get("input_ids")}, mapping_of(found, "spec_tokens_details"))
 
 
-def _text_of(source: Mapping[str, Any], names: tuple[str, ...]) -> str:
+def text_of(source: Mapping[str, Any], names: tuple[str, ...]) -> str:
     """Text, or a list of text parts (`[{"type": "text", "text": "..."}]`)."""
     value = dialects.first(source, names)
     if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
@@ -143,7 +141,7 @@ def _text_of(source: Mapping[str, Any], names: tuple[str, ...]) -> str:
     return value or ""
 
 
-def _finish(source: Mapping[str, Any]) -> str:
+def finish_of(source: Mapping[str, Any]) -> str:
     """The finish reason. Raises what it means when the engine gave the request up: that is no answer to judge."""
     reason = source.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, Mapping) else reason
@@ -219,103 +217,3 @@ def _id_of(entry: Mapping[str, Any]) -> int:
     if prefix != "token_id":
         raise ValueError("a token without its id")
     return int(number)
-
-
-# ---- streams
-
-
-class Assembler:
-    """Puts a streamed reply together. SGLang sends the text so far (or, started so, what is new), OpenAI what is new."""
-
-    def __init__(self, started: float) -> None:
-        self.started = started
-        self._at = 0.0
-        self.text = ""
-        self.reasoning = ""
-        self.finish = ""
-        self.ids: list[int] = []
-        self.sources: list[Mapping[str, Any]] = []
-        self.chunks: list[Chunk] = []
-        self.whole_ids: tuple[int, ...] | None = None
-
-    def take(self, event: Mapping[str, Any], at: float) -> None:
-        """One event, `at` seconds after the request was sent."""
-        self._at = at
-        if isinstance(event.get("choices"), list):
-            self._openai(event)
-        else:
-            self._native(event)
-
-    def _native(self, event: Mapping[str, Any]) -> None:
-        info = _mapping(event, "meta_info")
-        found = dialects.ids(event)
-        new = self._new_text(event.get("text"), self._only_new(found, info))
-        if found is not None:
-            self._merge_ids(found)
-        self.finish = _finish(info) or self.finish
-        self._note(new, info, bool(new) or found is not None)
-
-    def _only_new(self, found: tuple[int, ...] | None, info: Mapping[str, Any]) -> bool:
-        """Whether this event holds only what is new: fewer ids than the request has tokens by now."""
-        told = dialects.meta(info).completion_tokens
-        return found is not None and told is not None and len(found) < told
-
-    def _new_text(self, shown: Any, only_new: bool) -> str:
-        if not isinstance(shown, str):
-            return ""
-        if only_new or not shown.startswith(self.text):
-            self.text += shown
-            return shown
-        new, self.text = shown[len(self.text) :], shown
-        return new
-
-    def _merge_ids(self, found: tuple[int, ...]) -> None:
-        if list(found[: len(self.ids)]) == self.ids and len(found) >= len(self.ids):
-            self.ids = list(found)
-        else:
-            self.ids += found
-
-    def _openai(self, event: Mapping[str, Any]) -> None:
-        # vLLM names the prompt's ids once, on an event; SGLang adds its own facts to one event near the end.
-        self.sources += [_mapping(event, "usage"), {"prompt_token_ids": event.get("prompt_token_ids")}, *_extensions(event)]
-        self.whole_ids = dialects.ids(_extensions(event)[0], ("output_ids",)) or self.whole_ids
-        for choice in event["choices"][:1]:
-            if not isinstance(choice, Mapping):
-                raise Malformed("a stream event's choice is not an object")
-            self._choice(choice)
-
-    def _choice(self, choice: Mapping[str, Any]) -> None:
-        delta = _mapping(choice, "delta") or choice
-        new = _text_of(delta, ("content", "text"))
-        self.reasoning += _text_of(delta, ("reasoning_content", "reasoning"))
-        self.text += new
-        info = _mapping(choice, "meta_info")
-        self.whole_ids = dialects.ids(info, ("output_ids", "output_token_ids")) or self.whole_ids
-        self.ids += dialects.ids(choice, ("token_ids",)) or ()
-        self.sources.append({"prompt_token_ids": choice.get("prompt_token_ids")})
-        self.finish = _finish(choice) or self.finish
-        self._note(new, info, bool(new))
-
-    def _note(self, new: str, info: Mapping[str, Any], counts: bool) -> None:
-        if info:
-            self.sources.append(info)
-        found = dialects.meta(info)
-        if counts:
-            self.chunks.append(Chunk(self._at, new, found.completion_tokens, found.verify_passes))
-
-    def reply(self, ask: Ask, seconds: float, *, cancelled: bool) -> Reply:
-        found = dialects.meta(*reversed(self.sources))
-        ids = self.whole_ids or (tuple(self.ids) if self.ids else found.output_ids)
-        first = self.chunks[0].at if self.chunks else None
-        return Reply(
-            ask,
-            self.text,
-            self.finish,
-            replace(found, output_ids=ids),
-            seconds,
-            self.reasoning,
-            first,
-            tuple(self.chunks),
-            self.started,
-            cancelled=cancelled,
-        )

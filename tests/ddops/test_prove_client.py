@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddops.prove import dialects
-from ddops.prove.client import EngineClient, Limits, chatml
+from ddops.prove import facts as facts_of
+from ddops.prove.client import EngineClient, Limits, chatml, identify
 from ddops.prove.replay import ask_from, load, replay
 from ddops.prove.wire import Ask, Broken, Busy, EngineError, Gone, Hung, Malformed, Unsupported
 from tests.ddops.prove_fake import END, FakeEngine, Lies, decode, encode
@@ -132,18 +133,25 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
         ["choices", "message", "content", "meta_info", "output_ids", "usage", "text", "finish_reason", "delta", "error",
-         "completion_tokens", "spec_verify_ct", "prompt_tokens_details", "input_token_logprobs", "x"]), inner, max_size=4),
+         "completion_tokens", "spec_verify_ct", "prompt_tokens_details", "input_token_logprobs", "sglext", "logprobs", "token",
+         "tokens", "token_logprobs", "top_logprobs", "prompt_token_ids", "prompt_logprobs", "data", "id", "parent", "object",
+         "server_args", "internal_states", "speculative_algorithm", "status_code", "type", "owned_by",
+         "x"]), inner, max_size=5),
     max_leaves=12,
 )  # fmt: skip
 
 
 @settings(max_examples=400, deadline=None)
-@given(json_values, st.booleans(), st.sampled_from(["ddtree", "sglang", "vllm"]))
+@given(json_values, st.booleans(), st.sampled_from(["ddtree", "sglang", "vllm", "openai"]))
 def test_no_reply_makes_the_client_crash(value: Any, stream: bool, kind: str) -> None:
     data = json.dumps(value).encode()
     content = b"data: " + data + b"\n\ndata: [DONE]\n\n" if stream else data
     engine = client(lambda _: httpx.Response(200, content=content), kind)
-    for call in (lambda: engine.ask(Ask.user("x", stream=stream)), lambda: engine.score([1, 2, 3], 1), engine.facts):
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: engine.ask(Ask.user("x", stream=stream, top_logprobs=2)), lambda: engine.score([1, 2, 3], 1), engine.facts,
+        lambda: engine.tokenize("x"), lambda: identify(engine.http), lambda: EngineClient(engine.http, kind).model,
+    )  # fmt: skip
+    for call in calls:
         try:
             call()
         except EngineError:
@@ -295,11 +303,11 @@ def test_numbers_are_found_under_their_aliases(meta: dict[str, Any], passes: int
 def test_server_facts_are_read_flat_or_nested() -> None:
     args = {"speculative_algorithm": "DDTREE", "speculative_ddtree_budget": 32, "max_running_requests": 8, "dtype": "bfloat16"}
     for raw in (args, {"server_args": args}):
-        facts = dialects.server_facts(raw | {"internal_states": [{"avg_spec_accept_length": 4.5}]})
+        facts = facts_of.server_facts(raw | {"internal_states": [{"avg_spec_accept_length": 4.5}]})
         assert (facts.algorithm, facts.budget, facts.max_running, facts.accept_length) == ("DDTREE", 32, 8, 4.5)
-    assert dialects.server_facts({"speculative_algorithm": None}).speculates is False
-    assert dialects.server_facts({}).speculates is None
-    assert dialects.server_facts({"speculative_dflash_block_size": 16, "speculative_ddtree_budget": 8}).depth_cap == 9
+    assert facts_of.server_facts({"speculative_algorithm": None}).speculates is False
+    assert facts_of.server_facts({}).speculates is None
+    assert facts_of.server_facts({"speculative_dflash_block_size": 16, "speculative_ddtree_budget": 8}).depth_cap == 9
 
 
 def test_counters_are_read_by_difference() -> None:
