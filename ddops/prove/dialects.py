@@ -53,8 +53,8 @@ DIALECTS = {
         Dialect(
             "sglang",
             native=True,
-            # A stream with return_meta_info is refused, and meta_info on a chat holds no ids: both are told apart from it.
-            whole_meta={"return_meta_info": True} | _SGLANG,
+            # meta_info of a chat holds no ids, and a stream with either of the two is refused: `sglext` has all of it on both.
+            whole_meta={"return_meta_info": True, "return_token_ids": True} | _SGLANG,
             stream_meta=_SGLANG,
             tokenize={"add_special_tokens": False},
             flush=("/flush_cache",),

@@ -6,6 +6,7 @@ The bodies are those of real ones: vLLM 0.32.0 as it answered, SGLang 0.5.23 and
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +149,7 @@ class SglangServer(FakeEngine):
     asked: Asked = field(default_factory=Asked)
     algorithm: str = "DFLASH"
     incremental: bool = False  # --incremental-streaming-output
+    extended: bool = True  # False: a version before `sglext`
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -195,7 +197,7 @@ class SglangServer(FakeEngine):
         }  # fmt: skip
 
     def _sglext(self, ids: list[int], meta: dict[str, Any]) -> dict[str, Any]:
-        body, found = self.asked.body, {}
+        body, found = self.asked.body if self.extended else {}, {}
         if body.get("return_output_ids_in_sglext"):
             found["output_ids"] = [ids]
         if body.get("return_input_ids_in_sglext"):
@@ -208,6 +210,8 @@ class SglangServer(FakeEngine):
         message = {"role": "assistant", "content": text, "reasoning_content": None}
         told = meta if self.asked.body.get("return_meta_info") else None
         choice = {"index": 0, "message": message, "finish_reason": finish, "matched_stop": 2, "meta_info": told}
+        if self.asked.body.get("return_token_ids"):
+            choice |= {"response_token_ids": ids, "prompt_token_ids": self._prompt_ids(self.asked.body)}
         usage = {"prompt_tokens": meta["prompt_tokens"], "completion_tokens": len(ids), "prompt_tokens_details": None}
         return {"id": "r1", "model": "tiny", "choices": [choice], "usage": usage, "sglext": self._sglext(ids, meta) or None}
 
@@ -340,7 +344,7 @@ class LlamaServer(PlainServer):
 
 
 @contextmanager
-def served(engine: FakeEngine) -> Iterator[str]:
+def served(engine: FakeEngine, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """The fake behind a real socket."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -365,9 +369,11 @@ def served(engine: FakeEngine) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -118,6 +118,19 @@ def test_sglang_numbers_of_speculation_come_per_request(stream: bool) -> None:
     assert 4 < (reply.tokens - 1) / reply.meta.verify_passes < 8
 
 
+def test_an_older_sglang_gives_ids_of_whole_replies_alone() -> None:
+    engine = client(SglangServer(extended=False))
+    reply = engine.ask(Ask.user(FIB))
+    assert reply.ids is not None
+    assert decode(list(reply.ids)) == reply.text
+    assert reply.meta.verify_passes
+    assert len(engine.prompt_ids(reply)) == reply.meta.prompt_tokens
+    assert engine.ask(Ask.user(FIB, stream=True)).ids is None
+    verdict, found = prove(SglangServer(extended=False), "copy", "stream", "rescore", "acceptance")
+    assert verdict.kind is VerdictKind.PASS, verdict.why
+    assert found["rescore"].outcome is found["acceptance"].outcome is Outcome.PASS
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_native_stream_reads_the_same_whole_or_in_parts(incremental: bool) -> None:
     engine = client(SglangServer(incremental=incremental))

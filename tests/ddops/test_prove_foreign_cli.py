@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from ddops.cli import main
 from ddops.errors import DdopsError, UsageError
@@ -73,6 +80,34 @@ def test_a_file_without_a_usable_key_is_refused(tmp_path: Path, content: str) ->
     key.write_text(content)
     with pytest.raises(UsageError, match="holds no key"):
         raise_of(probe("--url", "http://127.0.0.1:1", "--api-key-file", str(key)))
+
+
+def self_signed(folder: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate for 127.0.0.1 that no authority has signed, and a server's context with it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "engine")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+    certificate = made.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    file = folder / "engine.pem"
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    file.write_bytes(private + certificate.public_bytes(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return file, context
+
+
+def test_a_certificate_must_be_one_that_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, context = self_signed(tmp_path)
+    with served(PlainServer(), context) as url:
+        with pytest.raises(DdopsError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            raise_of(probe("--url", url))
+        assert "SSL_CERT_FILE" in caught.value.hint
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        trusted = probe("--url", url, "--only", "answers")
+    assert trusted.exit_code == 0, trusted.output
 
 
 def test_of_several_models_one_must_be_named() -> None:
