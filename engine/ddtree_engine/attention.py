@@ -60,7 +60,7 @@ class _OneByOne:
         k, v = _lane(keys, low, high), _lane(values, low, high)
         if n == 1:  # nothing to reorder
             out = F.scaled_dot_product_attention(queries.view(1, kv_heads, -1, dim), k, v)
-            return out.view(1, heads * dim)
+            return out.reshape(1, heads * dim)
         q = queries.view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.view(kv_heads, -1, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)

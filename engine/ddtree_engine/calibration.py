@@ -18,14 +18,20 @@ class Calibration:
     """Accepted shares of nodes by score, on the spine (every step the drafter's first choice) and off it."""
 
     def __init__(self) -> None:
-        self._hits = np.zeros((2, BINS))
-        self._tries = np.zeros((2, BINS))
+        self._hits = np.zeros(2 * BINS)  # off the spine, then on it
+        self._tries = np.zeros(2 * BINS)
         self._off_hits = self._off_expected = 0.0  # children of accepted nodes off the spine
+        self._weigh()
+
+    def _weigh(self) -> None:
+        # A bin's share is (hits + PRIOR * own) / (tries + PRIOR), kept as what is seen and what the drafter's own counts for.
+        self._own = PRIOR / (self._tries + PRIOR)
+        self._seen = self._hits / (self._tries + PRIOR)
 
     def probability(self, scores: np.ndarray, on_spine: np.ndarray | int) -> np.ndarray:
         """Of nodes with these scores (any shape)."""
-        at = (on_spine, _bins(scores))
-        return (self._hits[at] + PRIOR * np.exp(scores)) / (self._tries[at] + PRIOR)
+        at = _bins(scores, on_spine)
+        return self._seen[at] + self._own[at] * np.exp(scores)
 
     @property
     def off_spine(self) -> float:
@@ -52,12 +58,13 @@ class Calibration:
             mine[path] = True
         nodes = forest.inside
         nodes[:, 0] = False
-        at = forest.on_spine * BINS + _bins(forest.scores)
-        self._tries += np.bincount(at[nodes], minlength=2 * BINS).reshape(2, BINS)
-        self._hits += np.bincount(at[nodes & taken], minlength=2 * BINS).reshape(2, BINS)
+        at = _bins(forest.scores, forest.on_spine)
+        self._tries += np.bincount(at[nodes], minlength=2 * BINS)
+        self._hits += np.bincount(at[nodes & taken], minlength=2 * BINS)
         full = self._tries > MEMORY
         self._tries[full] /= 2
         self._hits[full] /= 2
+        self._weigh()
         self._learn_off_spine(forest, nodes, taken)
 
     def _learn_off_spine(self, forest: Forest, nodes: np.ndarray, taken: np.ndarray) -> None:
@@ -72,5 +79,5 @@ class Calibration:
             self._off_expected, self._off_hits = self._off_expected / 2, self._off_hits / 2
 
 
-def _bins(scores: np.ndarray) -> np.ndarray:
-    return np.minimum(-4.0 * np.maximum(scores, -BINS), BINS - 1).astype(np.int64)
+def _bins(scores: np.ndarray, on_spine: np.ndarray | int) -> np.ndarray:
+    return np.clip(scores * -4.0, 0.0, BINS - 1.0).astype(np.int64) + on_spine * BINS

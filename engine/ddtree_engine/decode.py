@@ -27,8 +27,6 @@ from ddtree_engine.sampling import RowSampling
 from ddtree_engine.sequence import Ending, Sequence
 from ddtree_engine.tree import Tree
 
-EXTEND_ROWS = 1024  # context tokens that the drafter catches up with in one call; bounds its activations
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
@@ -428,8 +426,8 @@ class Decoder:
             positions.extend(range(s.drafted, s.computed))
             slots.extend(range(s.base + s.drafted, s.base + s.computed))
             s.drafted = s.computed
-        for i in range(0, len(slots), EXTEND_ROWS):
-            self.runner.extend(positions[i : i + EXTEND_ROWS], slots[i : i + EXTEND_ROWS])
+        if slots:
+            self.runner.extend(positions, slots)
 
     # Shared -------------------------------------------------------------------------------------------------------
 

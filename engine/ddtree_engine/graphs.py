@@ -23,7 +23,7 @@ from ddtree_engine.drafter import Drafter
 from ddtree_engine.forest import MASK_NODES, Forest, Growth, Sizes
 from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment, batch_rows
-from ddtree_engine.runner import Decoding, Replay, Runner, Settle
+from ddtree_engine.runner import EXTEND_ROWS, Decoding, Replay, Runner, Settle
 from ddtree_engine.sampling import RowSampling, choose
 from ddtree_engine.tiles import AttentionShape, RowSight, TiledAttention, Tiles
 
@@ -158,6 +158,12 @@ class CudaRunner(Runner):
         self.staircase = True
         self.row_sizes, self.request_sizes = shape.row_buckets, shape.request_buckets
 
+    def extend(self, positions: Sequence[int], slots: Sequence[int]) -> None:
+        if self._graphs is None:
+            super().extend(positions, slots)
+        else:
+            self._graphs.extend(np.array(positions), np.array(slots))
+
     def replays(self, forest: Forest) -> bool:
         self.used_graph = self._graphs is not None and self._graphs.take(forest)
         return self.used_graph
@@ -186,12 +192,15 @@ class Graphs:
         self._out_host = torch.zeros_like(self.out, device="cpu", pin_memory=self._device.type == "cuda")
         self._verify = {n: _Verify(runner, self, n, shape) for n in shape.row_buckets}
         self._settle: dict[int, _Settle] = {}
+        self._extend: dict[int, _Extend] = {}
         if runner.drafter is not None:
+            self._extend = {n: _Extend(runner, runner.drafter, n) for n in (EXTEND_ROWS // 16, EXTEND_ROWS)}
             self._settle = {n: _Settle(runner, runner.drafter, self, n, shape) for n in shape.request_buckets}
 
     def capture(self, progress: Callable[[float], None]) -> None:
         pool = torch.cuda.graph_pool_handle()
-        parts = [*reversed(self._verify.values()), *reversed(self._settle.values())]  # the largest first: they share
+        kinds = (self._verify, self._settle, self._extend)
+        parts = [part for kind in kinds for part in reversed(kind.values())]  # the largest first: they share
         for i, part in enumerate(parts):
             part.capture(pool)
             progress((i + 1) / len(parts))
@@ -204,6 +213,13 @@ class Graphs:
         """Where the settle graph of so many requests writes: int64 [requests, request_out]."""
         first = self.choices.shape[0]
         return self.out[first : first + requests * self.request_out].view(requests, -1)
+
+    def extend(self, positions: np.ndarray, slots: np.ndarray) -> None:
+        for first in range(0, len(slots), EXTEND_ROWS):
+            if first:
+                self._runner.synchronise()  # the inputs are still being read
+            part = slice(first, first + EXTEND_ROWS)
+            self._extend[_fitting(tuple(self._extend), len(slots[part]))].run(positions[part], slots[part])
 
     def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
         rows = int(decoding.forest.rows.sum())
@@ -307,6 +323,29 @@ class _Verify(_Captured):
         logits = runner.target.logits(hidden.last)
         self._shared.logits[: self._rows].copy_(logits)
         self._shared.choices[: self._rows].copy_(logits.argmax(-1))
+
+
+class _Extend(_Captured):
+    """Append up to `rows` committed tokens to the drafter's context."""
+
+    def __init__(self, runner: CudaRunner, drafter: Drafter, rows: int) -> None:
+        super().__init__()
+        self._runner, self._drafter = runner, drafter
+        self._inputs = _Inputs(dict.fromkeys(("position", "slot"), rows), runner.device)
+        self._inputs.fill("slot", np.empty(0), runner.cache.shape.slots - 1)
+        self._inputs.send()
+
+    def run(self, positions: np.ndarray, slots: np.ndarray) -> None:
+        self._inputs.fill("position", positions, 0)
+        self._inputs.fill("slot", slots, self._runner.cache.shape.slots - 1)
+        self._inputs.send()
+        self.launch()
+
+    def _compute(self) -> None:
+        x, cache = self._inputs.device, self._runner.cache
+        assert cache.features is not None
+        assert cache.drafter is not None
+        self._drafter.extend(cache.features.index_select(0, x["slot"]), x["position"], x["slot"], cache.drafter)
 
 
 class _Settle(_Captured):

@@ -22,6 +22,8 @@ from ddtree_engine.sampling import RowSampling, best
 from ddtree_engine.threads import Threads, numbers_per_product
 from ddtree_engine.tree import Tree
 
+EXTEND_ROWS = 1024  # context tokens that the drafter catches up with at once; bounds its activations
+
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
@@ -122,15 +124,17 @@ class Runner:
         return self.drafter.block(root)
 
     def extend(self, positions: Sequence[int], slots: Sequence[int]) -> None:
-        """Append committed tokens (by slot) to the drafter's context."""
+        """Append committed tokens (by slot) to the drafter's context. At most once a round."""
         assert self.drafter is not None
         assert self.cache.drafter is not None
         assert self.cache.features is not None
-        pad = bucket(len(slots)) - len(slots)
-        places = [[*positions, *[0] * pad], [*slots, *[self.cache.shape.slots - 1] * pad]]
-        index = torch.tensor(places, device=self.device)
-        features = self.cache.features.index_select(0, index[1])
-        self.drafter.extend(features, index[0], index[1], self.cache.drafter)
+        for first in range(0, len(slots), EXTEND_ROWS):
+            part = slots[first : first + EXTEND_ROWS]
+            pad = bucket(len(part)) - len(part)
+            places = [[*positions[first : first + len(part)], *[0] * pad], [*part, *[self.cache.shape.slots - 1] * pad]]
+            index = torch.tensor(places, device=self.device)
+            features = self.cache.features.index_select(0, index[1])
+            self.drafter.extend(features, index[0], index[1], self.cache.drafter)
 
     def draft(self, rows: RowBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks -> (log-probabilities, token ids) [requests, block_size - 1, k] on the device."""
