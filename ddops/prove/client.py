@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddops.prove import bodies, dialects
@@ -26,6 +27,7 @@ from ddops.prove.wire import (
     Malformed,
     Rejected,
     Reply,
+    Scored,
     Scores,
     Unsupported,
 )
@@ -139,11 +141,8 @@ class EngineClient:
         pairs = info["input_token_logprobs"]
         tops = info.get("input_top_logprobs") or [None] * len(pairs)
         scored = [scored_native(p, t) for p, t in zip(pairs, tops, strict=False)]
-        wanted = len(ids) - start
-        tail = scored[-wanted:] if wanted else []
-        if tuple(s.token for s in tail) != ids[start:]:
-            raise Malformed("the scored ids are not the ids that were sent")
-        return Scores(start, tuple(tail), dialects.meta(info).cached_tokens)
+        tail = _aligned(scored, ids, start, masked=self.dialect.kind == "sglang")
+        return Scores(start, tail, dialects.meta(info).cached_tokens)
 
     def _score_openai(self, ids: tuple[int, ...], start: int, top: int) -> Scores:
         body = {"model": self.model, "prompt": list(ids), "prompt_logprobs": top, **_ONE_TOKEN}
@@ -330,6 +329,20 @@ def chatml(messages: Sequence[tuple[str, str]]) -> str:
     """The ChatML prompt text of a conversation, ready for the assistant's turn."""
     turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
     return f"{turns}<|im_start|>assistant\n"
+
+
+def _aligned(scored: Sequence[Scored], ids: Sequence[int], start: int, *, masked: bool) -> tuple[Scored, ...]:
+    """The scores of ids[start:]. `masked`: SGLang reports the vocabulary's last id, and what stands for images, as 0.
+
+    Raises Malformed when they are the scores of other ids.
+    """
+    first = len(ids) - len(scored)
+    sent = ids[first:] if 0 <= first <= start else ()
+    same = [s.token == i for s, i in zip(scored, sent, strict=False)]
+    fits = all(equal or (masked and s.token == 0) for s, equal in zip(scored, same, strict=False))
+    if not fits or 2 * sum(same) <= len(same) or len(sent) < len(ids) - start:
+        raise Malformed("the scored ids are not the ids that were sent")
+    return tuple(replace(s, token=i) for s, i in zip(scored, sent, strict=True))[start - first :]
 
 
 def _assemble(ask: Ask, events: Generator[dict[str, Any], None, None], started: float) -> Reply:

@@ -150,6 +150,7 @@ class SglangServer(FakeEngine):
     algorithm: str = "DFLASH"
     incremental: bool = False  # --incremental-streaming-output
     extended: bool = True  # False: a version before `sglext`
+    last_id: int = ord("`")  # of the vocabulary: scored as it is, and called 0
 
     def handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
@@ -195,6 +196,13 @@ class SglangServer(FakeEngine):
             "spec_accept_length": len(ids) / passes, "spec_num_correct_drafts": len(ids) - 1 - passes,
             "spec_num_proposed_drafts": 15 * passes,
         }  # fmt: skip
+
+    def _score(self, body: dict[str, Any], native: bool) -> httpx.Response:
+        answer = super()._score(body, native)
+        raw = answer.json()
+        for pair in raw.get("meta_info", {}).get("input_token_logprobs", ()):
+            pair[1] = 0 if pair[1] == self.last_id else pair[1]
+        return httpx.Response(answer.status_code, json=raw)
 
     def _sglext(self, ids: list[int], meta: dict[str, Any]) -> dict[str, Any]:
         body, found = self.asked.body if self.extended else {}, {}

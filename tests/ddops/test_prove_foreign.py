@@ -13,7 +13,7 @@ from ddops.prove.client import EngineClient, Limits, identify
 from ddops.prove.evidence import Evidence, Outcome, Verdict, VerdictKind
 from ddops.prove.transport import base_of
 from ddops.prove.verdicts import Policy
-from ddops.prove.wire import Ask, Broken, Denied, EngineError, Gone, Hung, Unsupported
+from ddops.prove.wire import Ask, Broken, Denied, EngineError, Gone, Hung, Malformed, Unsupported
 from tests.ddops.foreign_fake import LlamaServer, PlainServer, SglangServer, VllmServer
 from tests.ddops.prove_fake import FakeEngine, Lies, decode
 
@@ -163,6 +163,17 @@ def test_scores_that_name_no_ids_are_left_out() -> None:
     engine = client(VllmServer(), "openai")
     engine._unknown = frozenset({"return_tokens_as_token_ids"})
     assert engine.ask(Ask.user(FIB, top_logprobs=2)).logprobs == ()
+
+
+def test_an_id_that_sglang_calls_0_is_scored_as_what_was_sent() -> None:
+    ids = [ord(c) for c in "a`b"]
+    scores = client(SglangServer()).score(ids, 1)
+    assert [s.token for s in scores.tokens] == ids[1:]
+    other = {"meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 0, None], [-1.0, 0, None], [-1.0, 9, None]]}}
+    http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json=other)), base_url="http://e")
+    for kind, sent in (("sglang", [1, 2, 3, 8]), ("sglang", [1, 2, 3, 9]), ("ddtree", [1, 0, 3, 9]), ("sglang", [1] * 5)):
+        with pytest.raises(Malformed, match="not the ids"):
+            EngineClient(http, kind).score(sent, 1)
 
 
 def test_more_alternatives_than_the_server_allows_are_not_scored() -> None:
