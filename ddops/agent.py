@@ -94,28 +94,39 @@ class Agent:
 
     def patiently(self, ask: Callable[[], T]) -> T:
         """Ask; when the connection breaks, reconnect and ask again until RECONNECT_SECONDS are over."""
-        # A host that has stayed away once is not waited for a second time, such as to give a lease back.
+        # A host that has stayed away for so long is not waited for a second time, such as to give a lease back.
         give_up = time.monotonic() + (0.0 if self._away else RECONNECT_SECONDS)
         while True:
             try:
-                return ask()
+                said = ask()
             except (ConnectionLost, RemoteTimeout) as lost:
-                left = give_up - time.monotonic()
-                self._away = True  # until it is back
-                if left <= 0:
-                    raise
-                self._reconnect(left, lost)
+                self._reconnect(give_up, lost)
+            else:
                 self._away = False
+                return said
 
     def warn(self, text: str) -> None:
         self._journal.emit("warning", host=self.config.name, text=text)
 
-    def _reconnect(self, seconds: float, lost: DdopsError) -> None:
-        with self._reconnecting:
-            if self.remote.alive(timeout=5.0):
-                return  # another thread has done it
-            self.warn(f"{lost.what}; reconnecting")
-            self.remote.reconnect(deadline=seconds)
+    def _reconnect(self, give_up: float, lost: DdopsError) -> None:
+        """Make the connection anew, or wait for the thread that does.
+
+        Raises:
+            lost, or why there is no connection: nobody has made one until `give_up`.
+        """
+        try:
+            left = give_up - time.monotonic()
+            if left <= 0 or not self._reconnecting.acquire(timeout=left):
+                raise lost
+            try:
+                if not self.remote.alive(timeout=5.0):
+                    self.warn(f"{lost.what}; reconnecting")
+                    self.remote.reconnect(deadline=max(0.0, give_up - time.monotonic()))
+            finally:
+                self._reconnecting.release()
+        except Unreachable:
+            self._away = True  # for every thread, until the host answers again
+            raise
 
     def _error(self, command: Command, result: Result) -> DdopsError:
         said = result.stderr.decode(errors="replace").strip()

@@ -60,14 +60,14 @@ class Link:
         return ConnectionLost(
             f"the connection to {self.name} is lost: {self._why or 'the other end closed it'}",
             means="what was under way may have finished there, or not",
-            hint=f"ddops status {self.name}",
+            hint=f"ddops status --host {self.name}",
         )
 
     def timed_out(self, doing: str) -> RemoteTimeout:
         return RemoteTimeout(
             f"{doing} on {self.name} did not end in time",
             means="it may still be running there",
-            hint=f"ddops status {self.name}",
+            hint=f"ddops status --host {self.name}",
         )
 
     def open_channel(self, kind: str, until: float, address: tuple[str, int] | None = None) -> Any:
