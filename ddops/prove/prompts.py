@@ -107,6 +107,7 @@ _SUBJECTS = (
     "a lighthouse", "an old clock", "the winter market", "two brothers", "a lost letter", "the river", "a garden",
     "the night train", "a small village", "the first snow", "a wooden boat", "the harvest", "a library", "the mountain pass",
 )  # fmt: skip
+_SCRIPTS = ("Zürich", "Łódź", "naïve", "東京", "Ελλάδα", "Москва", "한국어", "नमस्ते", "שלום", "😀", "日本語", "Straße")
 _OPENINGS = (
     "Write a short story about {0} and {1}.",
     "Describe {0} to someone who has only ever seen {1}.",
@@ -185,6 +186,11 @@ class Maker:
         one, two = self.rng.sample(_SUBJECTS, 2)
         return Item(Kind.OPEN, self.rng.choice(_OPENINGS).format(one, two), {}, 48)
 
+    def scripts(self) -> Item:
+        """A line in several scripts. Small models fail at it; but text and ids must agree, whatever comes."""
+        words = " ".join(self.rng.sample(_SCRIPTS, 5))
+        return Item(Kind.OPEN, f"Repeat this line exactly:\n{words}", {}, 64)
+
     def short(self, count: int) -> list[Item]:
         """Short replies in which most faults show: above all ids to copy (any token can go wrong) and prose (trees branch)."""
         makers = (
@@ -202,7 +208,9 @@ class Maker:
         return [makers[i % len(makers)]() for i in range(count)]
 
     def _any_short(self) -> Item:
-        return self.rng.choice((self.json, self.tool, self.fact, self.arith, self.nonce, lambda: self.kin(1)[0]))()
+        return self.rng.choice(
+            (self.json, self.tool, self.fact, self.arith, self.nonce, self.scripts, lambda: self.kin(1)[0])
+        )()
 
     def long(self, count: int) -> Item:
         """Several functions in one answer; the prompt describes each."""

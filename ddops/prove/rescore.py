@@ -129,13 +129,19 @@ def text_agrees(engine: EngineClient, reply: Reply) -> str:
     """'' when the reply's ids decode to its text, else what differs. Raises Unsupported without ids or /detokenize."""
     if reply.ids is None:
         raise Unsupported("the engine does not return the ids it generated")
-    shown = reply.text.strip()
-    for ids in (reply.ids, reply.ids[:-1]):  # the last may be a stop token, which has no text
-        decoded = engine.detokenize(ids).strip()
+    shown = _whole_characters(reply.text)
+    # The last may be a stop token, which has no text. A reply that ran into its limit ends with none.
+    for ids in (reply.ids, reply.ids[:-1])[: 1 if reply.finish == "length" else 2]:
+        decoded = _whole_characters(engine.detokenize(ids))
         # What a reasoning model thought comes first in its ids, and is not part of the text.
         if decoded == shown or (reply.reasoning and decoded.endswith(shown)):
             return ""
     return _parting(engine.detokenize(reply.ids), shown)
+
+
+def _whole_characters(text: str) -> str:
+    """Without the ends that engines trim in ways of their own: blanks, and a character that its limit cut apart."""
+    return text.strip().rstrip("\ufffd").strip()
 
 
 def _parting(decoded: str, shown: str) -> str:
