@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddops import commands, plan, proof, units
+from ddops import commands, plan, proof, readiness, units
 from ddops.agent import Agent
 from ddops.errors import DdopsError, Exit, Refused, UsageError
 from ddops.journal import redact
@@ -66,8 +66,7 @@ def _reached(agent: Agent, observed: Observed, until: str) -> tuple[bool, str]:
     if not unit.running and unit.active_state != "activating":
         return False, said
     with proof.client(agent) as engine:
-        timeout = agent.config.ready.probe_timeout_seconds
-        ready = engine.healthy(timeout=timeout) and engine.answers(timeout=timeout)
+        ready = readiness.serves(engine, timeout=agent.config.ready.probe_timeout_seconds)
     return ready, standing.text if ready else said
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddops.errors import DdopsError
+from ddops.errors import ConnectionLost, DdopsError, RemoteTimeout
 from ddops.state import UnitState
 
 if TYPE_CHECKING:
@@ -94,12 +94,23 @@ def wait(
             _show(journal, agent.config.name, unit, elapsed, budget_seconds)
             if death := _death(unit, invocation):
                 return died(agent, invocation, death, elapsed, environment=_from_outside(unit, invocation))
-        if client.healthy(timeout=5.0) and client.answers(timeout=agent.config.ready.probe_timeout_seconds):
+        if serves(client, timeout=agent.config.ready.probe_timeout_seconds):
             return Ready(time.monotonic() - begun, invocation)
         time.sleep(HEALTH_SECONDS)
     said = unit.status_text or unit.sub_state
     why = f"not ready after {budget_seconds:.0f} s (last status: {said})"
     return died(agent, invocation, why, budget_seconds, hung=True)
+
+
+def serves(client: EngineClient, *, timeout: float) -> bool:
+    """Whether the engine is healthy and answers now; not through a connection that breaks meanwhile.
+
+    Whoever waits looks at the host again, and that reconnects, or says that the host stays away.
+    """
+    try:
+        return client.healthy(timeout=5.0) and client.answers(timeout=timeout)
+    except (ConnectionLost, RemoteTimeout):
+        return False
 
 
 def _show(journal: Journal, host: str, unit: UnitState, elapsed: float, budget: float) -> None:

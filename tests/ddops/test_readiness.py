@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddops import inventory, readiness
+from ddops.errors import ConnectionLost, RemoteTimeout
 from ddops.journal import Collector, Journal
 from ddops.state import Trial, UnitState
 
@@ -55,6 +56,19 @@ def test_ready_is_health_and_a_real_answer() -> None:
     found, _ = _wait(FakeHost([ACTIVE]), _engine(healthy=True))
     assert isinstance(found, readiness.Ready)
     assert found.seconds < 1
+
+
+def test_a_connection_that_breaks_while_health_is_asked_is_no_end_of_the_wait() -> None:
+    broken = [ConnectionLost("the connection to h is lost"), RemoteTimeout("no session"), None]
+
+    def healthy(timeout: float) -> bool:
+        if problem := broken.pop(0) if len(broken) > 1 else None:
+            raise problem
+        return True
+
+    found, _ = _wait(FakeHost([ACTIVE]), SimpleNamespace(healthy=healthy, answers=lambda timeout: True))
+    assert isinstance(found, readiness.Ready)
+    assert broken == [None]
 
 
 def test_health_without_an_answer_is_not_ready() -> None:

@@ -190,10 +190,11 @@ def test_a_network_cut_longer_than_the_guard_undoes_the_trial(operator: Operator
     operator.assert_proven(host, 8)
 
 
-def test_a_network_cut_shorter_than_the_guard_is_ridden_out(operator: Operator, host: Host) -> None:
+@pytest.mark.parametrize("step", ["switch", "ready", "prove"])
+def test_a_network_cut_shorter_than_the_guard_is_ridden_out(operator: Operator, host: Host, step: str) -> None:
     operator.write(guard=60)
     started = operator.start("reconfig", "--budget", "12", "--host", host.name)
-    started.wait_for("step.started", step="prove")
+    started.wait_for("step.started", step=step)
     host.cut()
     time.sleep(8)
     host.restore()
