@@ -21,7 +21,7 @@ def openai(ask: Ask, dialect: Dialect, model: str, unknown: Collection[str] = ()
         "top_p": ask.top_p,
         "max_completion_tokens" if "max_tokens" in unknown else "max_tokens": ask.max_tokens,
         "stream": streamed,
-        **(dialect.stream_meta if streamed else dialect.whole_meta),
+        **dialect.meta(chat=bool(ask.messages), streamed=streamed),
         **({"stream_options": {"include_usage": True}} if streamed else {}),
         **_choices(ask),
         **(_scores(ask, dialect) if ask.top_logprobs else {}),
@@ -48,8 +48,7 @@ def _scores(ask: Ask, dialect: Dialect) -> dict[str, Any]:
 
 def plain(body: Mapping[str, Any], dialect: Dialect, refusal: str) -> dict[str, Any] | None:
     """A refused body as every OpenAI server knows it, or None when it was that already. The answer stays the same."""
-    extras = {*dialect.whole_meta, *dialect.stream_meta, *dialect.score_meta, "stream_options"}
-    slim = {name: value for name, value in body.items() if name not in extras}
+    slim = {name: value for name, value in body.items() if name not in dialect.extras}
     if "max_completion_tokens" in refusal and "max_tokens" in slim:
         slim["max_completion_tokens"] = slim.pop("max_tokens")
     return slim if slim != body else None

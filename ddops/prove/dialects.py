@@ -16,7 +16,7 @@ from typing import Any
 class Dialect:
     """What one kind of engine can be asked. `native`: it has /generate with token ids in and out.
 
-    `whole_meta` and `stream_meta` are what to add to an OpenAI request so that the reply carries ids and numbers, and
+    `whole_meta` and `stream_meta` are what to add to a chat so that its reply carries ids and numbers, and
     `score_meta` so that its log-probabilities name tokens by id. They change nothing of what is generated: an engine
     that does not know them is asked again without.
     """
@@ -27,11 +27,23 @@ class Dialect:
     keyed_noise: bool = False  # T>0 output depends on (seed, position) only
     whole_meta: dict[str, Any] = field(default_factory=dict)
     stream_meta: dict[str, Any] = field(default_factory=dict)
+    completion_meta: dict[str, Any] | None = None  # on /v1/completions in place of the two, where it differs
     score_meta: dict[str, Any] = field(default_factory=dict)
     tokenize: dict[str, Any] = field(default_factory=dict)  # added to every /tokenize
     tokenize_chat: dict[str, Any] = field(default_factory=dict)  # added to /tokenize of messages
     flush: tuple[str, ...] = ()
     info: tuple[str, ...] = ()
+
+    def meta(self, *, chat: bool, streamed: bool) -> dict[str, Any]:
+        if not chat and self.completion_meta is not None:
+            return self.completion_meta
+        return self.stream_meta if streamed else self.whole_meta
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """Every field that may be left out again."""
+        added = (self.whole_meta, self.stream_meta, self.completion_meta or {}, self.score_meta)
+        return frozenset({"stream_options"}.union(*added))
 
 
 _SGLANG = {"return_output_ids_in_sglext": True, "return_input_ids_in_sglext": True, "return_spec_tokens_details": True}
@@ -56,6 +68,7 @@ DIALECTS = {
             # meta_info of a chat holds no ids, and a stream with either of the two is refused: `sglext` has all of it on both.
             whole_meta={"return_meta_info": True, "return_token_ids": True} | _SGLANG,
             stream_meta=_SGLANG,
+            completion_meta={"return_token_ids": True, "return_spec_tokens_details": True},
             tokenize={"add_special_tokens": False},
             flush=("/flush_cache",),
             info=("/server_info", "/get_server_info"),

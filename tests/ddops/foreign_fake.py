@@ -205,7 +205,7 @@ class SglangServer(FakeEngine):
         return httpx.Response(answer.status_code, json=raw)
 
     def _sglext(self, ids: list[int], meta: dict[str, Any]) -> dict[str, Any]:
-        body, found = self.asked.body if self.extended else {}, {}
+        body, found = self.asked.body if self.extended and "messages" in self.asked.body else {}, {}
         if body.get("return_output_ids_in_sglext"):
             found["output_ids"] = [ids]
         if body.get("return_input_ids_in_sglext"):
@@ -218,16 +218,20 @@ class SglangServer(FakeEngine):
         message = {"role": "assistant", "content": text, "reasoning_content": None}
         told = meta if self.asked.body.get("return_meta_info") else None
         choice = {"index": 0, "message": message, "finish_reason": finish, "matched_stop": 2, "meta_info": told}
+        chat = "messages" in self.asked.body
         if self.asked.body.get("return_token_ids"):
-            choice |= {"response_token_ids": ids, "prompt_token_ids": self._prompt_ids(self.asked.body)}
+            choice["response_token_ids" if chat else "token_ids"] = ids
+            choice["prompt_token_ids"] = self._prompt_ids(self.asked.body)
+        if not chat:
+            choice["text"] = choice.pop("message")["content"]
         usage = {"prompt_tokens": meta["prompt_tokens"], "completion_tokens": len(ids), "prompt_tokens_details": None}
         return {"id": "r1", "model": "tiny", "choices": [choice], "usage": usage, "sglext": self._sglext(ids, meta) or None}
 
     def _events(
         self, ids: list[int], meta: dict[str, Any], passes: int, native: bool, wrong: str | None, endless: bool
     ) -> Iterator[bytes]:
-        step = 5
-        if not native:
+        step, chat = 5, "messages" in self.asked.body
+        if chat:
             yield sse({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
         for number, at in enumerate(range(0, len(ids), step)):
             new = ids[at : at + step]
@@ -236,12 +240,16 @@ class SglangServer(FakeEngine):
             if native:
                 done = {"finish_reason": meta["finish_reason"] if at + step >= len(ids) else None}
                 yield sse({"text": decode(shown), "output_ids": shown, "meta_info": counted | done})
-            else:
+            elif chat:
                 yield sse({"choices": [{"index": 0, "delta": {"content": decode(new)}, "finish_reason": None}]})
+            else:
+                told = new if self.asked.body.get("return_token_ids") else None
+                prompt = self._prompt_ids(self.asked.body) if told and at == 0 else None
+                choice = {"index": 0, "text": decode(new), "finish_reason": None, "token_ids": told}
+                yield sse({"choices": [choice | {"prompt_token_ids": prompt}]})
         if not native:
-            yield sse(
-                {"choices": [{"index": 0, "delta": {}, "finish_reason": meta["finish_reason"]["type"], "matched_stop": 2}]}
-            )
+            last = {"delta": {}} if chat else {"text": ""}
+            yield sse({"choices": [{"index": 0, "finish_reason": meta["finish_reason"]["type"]} | last]})
             if found := self._sglext(ids, meta):
                 yield sse({"choices": [], "model": "tiny", "sglext": found})
             if (self.asked.body.get("stream_options") or {}).get("include_usage"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 from ddops.prove import battery
 from ddops.prove.client import EngineClient, Limits, identify
 from ddops.prove.evidence import Evidence, Outcome, Verdict, VerdictKind
+from ddops.prove.facts import kind_of
 from ddops.prove.transport import base_of
 from ddops.prove.verdicts import Policy
 from ddops.prove.wire import Ask, Broken, Denied, EngineError, Gone, Hung, Malformed, Unsupported
@@ -44,10 +47,10 @@ def test_a_server_is_recognised_by_what_it_says_of_itself(server: FakeEngine, ki
 
 
 def test_the_ddtree_engine_is_recognised_by_its_own_section() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json={"speculative_algorithm": "DDTREE", "ddtree": {"build": "x"}, "data": []})
-
-    assert identify(httpx.Client(transport=httpx.MockTransport(answer), base_url="http://e")) == "ddtree"
+    recorded = Path(__file__).parents[1] / "contract" / "fixtures" / "server_info.json"
+    info = json.loads(recorded.read_text(encoding="utf-8"))["reply"]
+    assert kind_of(info, None) == "ddtree"
+    assert kind_of({k: v for k, v in info.items() if k != "ddtree"}, None) == "sglang"
 
 
 def test_a_server_that_wants_a_key_says_so_before_anything_is_asked() -> None:
@@ -116,6 +119,17 @@ def test_sglang_numbers_of_speculation_come_per_request(stream: bool) -> None:
     assert reply.meta.verify_passes
     assert reply.tokens
     assert 4 < (reply.tokens - 1) / reply.meta.verify_passes < 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("server", [VllmServer(), SglangServer(), FakeEngine()])
+def test_ids_come_with_completions_too(server: FakeEngine, stream: bool) -> None:
+    ids = tuple(ord(c) for c in "<|im_start|>user\n" + FIB + "<|im_end|>\n<|im_start|>assistant\n")
+    kind = server.kind if server.kind == "ddtree" else ""
+    reply = client(server, kind, model="tiny").ask(Ask(ids=ids, max_tokens=400, stream=stream, openai=True))
+    assert "def fib" in reply.text
+    assert reply.ids is not None
+    assert decode(list(reply.ids)) == reply.text
 
 
 def test_an_older_sglang_gives_ids_of_whole_replies_alone() -> None:
