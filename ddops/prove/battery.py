@@ -71,29 +71,6 @@ def run(
     return _verdict(session, found.evidence, policy, only, digest, invocation)
 
 
-def prove_url(
-    url: str,
-    engine: str = "ddtree",
-    level: Level = Level.QUICK,
-    *,
-    policy: Policy = DEFAULT_POLICY,
-    api_key: str | None = None,
-    model: str | None = None,
-    only: Collection[str] | None = None,
-    on_event: OnEvent = lambda _: None,
-    baseline: Baseline | None = None,
-    reference_url: str | None = None,
-) -> Verdict:
-    """Prove an engine at an address, with no host behind it: nothing is said about which unit runs."""
-    import httpx
-
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    with httpx.Client(base_url=url, limits=limits) as http, httpx.Client(base_url=reference_url or url) as other:
-        client = EngineClient(http, engine, api_key=api_key, model=model)
-        reference = EngineClient(other, "ddtree") if reference_url else None
-        return run(client, level=level, policy=policy, baseline=baseline, reference=reference, only=only, on_event=on_event)
-
-
 class _Collected:
     """Evidence so far, handed out as it comes."""
 
@@ -150,7 +127,9 @@ def _guarded(bench: Bench, stage: Stage, found: _Collected, only: Collection[str
     try:
         evidence = stage.run(bench)
     except OutOfTime as exc:
-        _skip(stage, str(exc), found, only)
+        for probe in stage.probes if stage.tells else ():
+            if _wanted(probe, only):
+                found.add(Evidence(probe, Outcome.ERROR, detail=str(exc)))
         return ""
     except EngineDied as exc:
         found.add(_died(bench, stage, str(exc)))

@@ -218,11 +218,13 @@ def served(turns: Sequence[Turn]) -> Evidence:
     failed = [t for t in turns if isinstance(t.error, Failure)]
     stuck = [t for t in turns if t.error is not None and not isinstance(t.error, (Failure, Unsupported))]
     cut = [t for t in turns if t.cut]
+    refused = [t for t in turns if isinstance(t.error, Unsupported)]
+    told = f", {len(refused)} refused" if refused else ""
     base = Evidence(
         "served",
         Outcome.PASS,
         expected="every request answered",
-        got=f"{len(turns) - len(failed) - len(stuck)} of {len(turns)} answered",
+        got=f"{len(turns) - len(failed) - len(stuck) - len(refused)} of {len(turns)} answered{told}",
         threshold="no request fails twice, nor do two fail once",
         sample=len(turns),
         replay=replay_of([*failed, *stuck, *cut], 4),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ddops.prove.client import EngineClient
     from ddops.prove.rescore import Judgement
 
+_AT_MOST = 3  # times its usual time that a level may take
 _REPEATED_AT_MOST = 4  # failed requests asked again after one wave; more would only wait for more deadlines
 
 
@@ -136,17 +137,23 @@ class Session:
         return time.monotonic() - self.started
 
     @property
-    def seconds_left(self) -> float:
-        return self.seconds_allowed - self.seconds
+    def seconds_meant(self) -> float:
+        """What the level shall take. After it nothing is asked any more that only adds certainty."""
+        return self.policy.battery_seconds or self.scale.seconds
 
     @property
     def seconds_allowed(self) -> float:
-        return self.policy.battery_seconds or self.scale.seconds
+        """What every probe may take together; a slow engine gets its proof, and a hopeless one an end."""
+        return _AT_MOST * self.seconds_meant
+
+    @property
+    def late(self) -> bool:
+        return self.seconds > self.seconds_meant
 
     @property
     def closing(self) -> bool:
         """Whether no more traffic is wanted: the time is used up, or the run has seen enough."""
-        return self.seconds_left <= 0 or bool(self.notes.get("ended"))
+        return self.seconds > self.seconds_allowed or bool(self.notes.get("ended"))
 
     @property
     def max_running(self) -> int:
@@ -202,8 +209,8 @@ class Session:
         return turns
 
     def _enlist(self, label: str, asks: Sequence[tuple[Item | None, Ask]], overtime: bool) -> list[Turn]:
-        if self.seconds_left <= 0 and not overtime:
-            raise OutOfTime(f"the {self.level} level's {self.seconds_allowed:g} s are used up")
+        if self.seconds > self.seconds_allowed and not overtime:
+            raise OutOfTime(f"the {self.seconds_allowed:g} s that the {self.level} level may take are used up")
         turns = [Turn(len(self.turns) + i, label, ask, item) for i, (item, ask) in enumerate(asks)]
         self.turns += turns
         return turns

@@ -13,7 +13,7 @@ from ddops.errors import ConnectionLost
 from ddops.prove import battery, golden
 from ddops.prove.client import EngineClient
 from ddops.prove.evidence import Baseline, Evidence, Fault, Level, Outcome, Verdict, VerdictKind
-from ddops.prove.session import Session
+from ddops.prove.session import SCALES, Session
 from ddops.prove.stages.shapes import wave_sizes
 from ddops.prove.verdicts import Gates, Policy
 from tests.ddops.prove_fake import FakeEngine, Lies
@@ -292,9 +292,28 @@ def test_much_slower_than_the_last_known_good_is_degraded() -> None:
 
 
 def test_acceptance_is_read_even_when_the_time_is_used_up() -> None:
-    verdict = prove(lying(accept=1.0, token_seconds=0.002), replace(POLICY, battery_seconds=2.0))
+    verdict = prove(lying(accept=1.0, token_seconds=0.002), replace(POLICY, battery_seconds=0.7))
     assert outcome(verdict, "acceptance") is Outcome.DEGRADED
-    assert outcome(verdict, "repeatability") is Outcome.NOT_SCORED
+    assert outcome(verdict, "repeatability") is Outcome.ERROR
+
+
+def test_a_proof_that_ran_out_of_time_is_no_proof() -> None:
+    verdict = prove(lying(token_seconds=0.002), replace(POLICY, battery_seconds=0.7))
+    assert verdict.kind is VerdictKind.INCONCLUSIVE, verdict.why
+    assert "used up" in str(verdict.find("repeatability"))
+
+
+def test_a_slow_engine_gets_every_probe_and_a_shorter_sweep() -> None:
+    verdict = prove(lying(token_seconds=0.002), replace(POLICY, battery_seconds=5.0))
+    assert verdict.kind is VerdictKind.PASS, verdict.why
+    swept = verdict.find("sweep")
+    assert swept is not None
+    assert 0 < swept.sample < SCALES[Level.QUICK].sweep
+
+
+def test_scores_are_asked_for_when_nothing_came_before_them() -> None:
+    verdict = prove(only=["options", "rescore"])
+    assert outcome(verdict, "rescore") is Outcome.PASS
 
 
 # ---- golden recordings

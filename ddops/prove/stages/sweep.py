@@ -53,7 +53,7 @@ def sweep_stage(bench: Bench) -> list[Evidence]:
     try:
         while len(swept.turns) < bench.session.scale.sweep and not swept.suspicious:
             before = _block(bench, swept, before, bench.session.scale.sweep - len(swept.turns))
-            if not before:
+            if not before or bench.session.late:
                 break
     except OutOfTime:
         if not swept.turns:
