@@ -102,6 +102,7 @@ DDTREE = _Ddtree(
     fatal_lines=(
         *COMMON,
         fatal(r"device thread (is dead|died|ended)", "the engine's device thread died", consequence=True),
-        fatal(r"\bConfigError\b|^error: ", "the engine refuses its configuration", consequence=True),
+        fatal(r"^ddtree-engine: error: \S+ lacks ", "the engine's Python lacks packages it always needs", environment=True),
+        fatal(r"\bConfigError\b|^(ddtree-engine: )?error: ", "the engine refuses its configuration", consequence=True),
     ),
 )

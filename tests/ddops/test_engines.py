@@ -296,6 +296,15 @@ def test_fatal_lines_are_explained(kind: str, line: str, environment: bool, mean
     assert (found.environment, found.line, found.number) == (environment, line, 1)
 
 
+def test_a_python_without_the_engines_packages_is_the_hosts_fault_and_a_refused_setting_the_configurations() -> None:
+    lacking = ["ddtree-engine: error: /usr/bin/python3 lacks torch, numpy", "hint: /usr/bin/python3 -m pip install torch numpy"]
+    (found,) = PROFILES["ddtree"].classify_log(lacking)
+    assert (found.environment, found.number) == (True, 0)
+    (found,) = PROFILES["ddtree"].classify_log(["ddtree-engine: error: --speculative-ddtree-budget: 65 is above 64"])
+    assert not found.environment
+    assert "configuration" in found.meaning
+
+
 @kinds
 @pytest.mark.parametrize(
     "line",
