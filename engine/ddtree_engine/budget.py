@@ -1,9 +1,10 @@
 """How much to draft and to verify: a fixed budget, or `auto`.
 
-`auto` decides twice. Which kind of round to run, plain, chain or tree, and for which requests: whatever has the best rate,
-expected committed tokens over measured seconds, among all of them. And how large a round's trees are: the nodes of all trees
-compete for one row budget (CaDDTree's rule, arXiv 2606.01813, for a batch), taken as long as a row is worth what it costs at
-the best rate. Kinds that are not run are run again for a round now and then, so that a decision never rests on old figures.
+`auto` runs the kind of round, for the requests and at the size, that has the best rate: expected committed tokens over
+measured seconds. Plain decoding, the chain and trees of one size cost exactly what they cost when they are asked for. In
+fitted trees the nodes of all requests compete for one row budget (CaDDTree's rule, arXiv 2606.01813, for a batch), taken as
+long as a row is worth what it costs at the best rate; that is work for the host in every round, so it is one kind among the
+others. Kinds that do not run are tried now and then, so that a decision never rests on old figures.
 
 Pure decisions over probabilities, costs and counts: no tensors, no clocks. `costs.py` and `calibration.py` hold what was
 measured.
@@ -24,6 +25,8 @@ from ddtree_engine.costs import Costs, Kind
 from ddtree_engine.forest import Forest
 from ddtree_engine.sequence import Sequence
 
+MOST_NODES = 1 << 30  # as many as the engine has room for
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -37,6 +40,7 @@ class Round:
 
 class Policy(Protocol):
     chains: bool  # whether requests in tree mode get the chain
+    nodes: int  # of the next trees, at most
     off_spine: float  # added to the log-probability of steps below a node that is not on the spine
     floor: float  # paths below this summed log-probability are not built
 
@@ -65,6 +69,7 @@ class Fixed:
     """Every drafting request every round, every tree as large as the budget says."""
 
     chains = False
+    nodes = MOST_NODES
     off_spine = 0.0
     floor = -math.inf
 
@@ -120,43 +125,56 @@ class Habit:
 class Yield:
     """What trees bring beside chains from the same drafts, by nodes a request: smoothed over rounds of trees."""
 
-    STEP = 0.05
+    STEP = 0.1
 
     chain: float = 0.0
-    trees: np.ndarray = field(default_factory=lambda: np.zeros(len(SHARES)))
+    even: np.ndarray = field(default_factory=lambda: np.zeros(len(SHARES)))
+    fitted: np.ndarray = field(default_factory=lambda: np.zeros(len(SHARES)))
     rounds: int = 0
 
-    def add(self, chain: float, trees: np.ndarray) -> None:
+    def add(self, chain: float, even: np.ndarray, fitted: np.ndarray) -> None:
         self.rounds += 1
         step = max(self.STEP, 1.0 / self.rounds)
         self.chain += step * (chain - self.chain)
-        self.trees = self.trees + step * (trees - self.trees)
+        self.even = self.even + step * (even - self.even)
+        self.fitted = self.fitted + step * (fitted - self.fitted)
 
-    def ratio(self, depth: int) -> np.ndarray:
+    def ratio(self, kind: Kind, depth: int) -> np.ndarray:
         """[SHARES]: accepted nodes of trees over those of the chain."""
         if not self.rounds or self.chain <= 0:  # nothing is known: a tree of a chain's size is as good
             return np.minimum(1.0, SHARES / depth)
-        return self.trees / self.chain
+        return (self.even if kind is Kind.TREE else self.fitted) / self.chain
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A kind of round and how many of the requests to draft, those first whose drafts are worth most."""
+    """A kind of round, how many of the requests to draft, those first whose drafts are worth most, and nodes for each."""
 
     kind: Kind
     drafted: int
+    nodes: int
     rate: float  # expected tokens a second, as `Costs` counts seconds
     seconds: float  # of a round
+
+
+PLAIN = Plan(Kind.OFF, 0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """What was decided for a batch, until the next review if it is lasting."""
 
+    requests: int
     able: list[Sequence]
-    kind: Kind
+    plan: Plan
     drafted: list[Sequence]
     lasting: bool
+
+    def goes_on(self, requests: int, able: list[Sequence]) -> bool:
+        """Whether it says what to do for these: they are the same, or all of so many were drafted, or none."""
+        if not self.lasting or requests != self.requests:
+            return False
+        return self.able == able or not self.drafted or len(self.drafted) == len(self.able) == len(able)
 
 
 @dataclass(slots=True)
@@ -168,17 +186,22 @@ class Auto:
     calibration: Calibration = field(default_factory=Calibration)
     habits: dict[str, Habit] = field(default_factory=dict)
     floor: float = math.log(0.01)  # a node less likely than this never pays for its row
-    passes: int = 0  # of requests, drafted
+    passes: int = 0  # of requests, drafted and learnt from
     usual: float | None = None  # what a request's chain is worth, for newcomers
     trees: Yield = field(default_factory=Yield)
     chains: bool = False
-    plan: Plan | None = None
-    running: Kind = Kind.OFF  # of the trees that this round verifies
-    coming: Kind = Kind.OFF  # of those that were drafted for the next
+    nodes: int = MOST_NODES
+    plan: Plan = PLAIN
+    running: Plan = PLAIN  # of the trees that this round verifies
+    coming: Plan = PLAIN  # of those that were drafted for the next
     rounds: int = 0
     reviewed: int = 0  # round of the last review
+    study_at: int = 0  # round that is learnt from next
+    every: int = 1  # rounds between those
+    studying: bool = True  # this round is
     settled: Settled | None = None
-    heed: bool = False  # the coming round is a trial, which is learnt from whatever its number
+    fresh: bool = False  # a trial was just begun: its first round is learnt from, its second is measured
+    heed: bool = False  # the coming round is such a first one
     credit: float = 0.0  # seconds that may be lost to trials
     tried: dict[Kind, int] = field(default_factory=dict)  # round of the last trial
     trial: Plan | None = None
@@ -187,32 +210,35 @@ class Auto:
 
     OPENING = 24  # passes of a request that are drafted whatever they promise
     STICK = 1.02  # another kind must promise this much more
-    EAGER, EVERY = 64, 8  # after so many rounds, only every eighth is learnt from and reviewed
+    EAGER = 32  # rounds that are all learnt from
+    STUDY_SECONDS, MOST_EVERY = 0.02, 32  # then one in so many seconds is, and reviewed: it costs some 0.3 ms
     USUAL_STEP = 0.03
-    SHARE = 0.01  # of all seconds may go to trials
+    SHARE = 0.015  # of all seconds may go to trials
     GAP, YOUNG_GAP = 128, 8  # rounds between trials of a kind; while its cost rests on few
     SAMPLES = 3
-    PLAIN_ROUNDS = 2  # of a trial without drafts: the first still verifies trees
+    PLAIN_ROUNDS, DRAFT_ROUNDS = 3, 2  # of a trial: the first is not measured, nor a plain one that still verifies trees
 
     @property
     def off_spine(self) -> float:
         return self.calibration.off_spine
 
-    @property
-    def _studies(self) -> bool:
-        return self.heed or self.rounds <= self.EAGER or self.rounds % self.EVERY == 0
-
     # What to draft ----------------------------------------------------------------------------------------------
 
     def to_draft(self, live: Many[Sequence]) -> list[Sequence]:
         able = [s for s in live if s.drafts and s.left_to_say > 1]
-        if self.settled is None or not self.settled.lasting or self._studies or self.settled.able != able:
+        before = self.settled
+        if before is None or self.studying or not before.goes_on(len(live), able):
             self._keep_only(live)
-            self.settled = self._choose(able, len(live)) if able else Settled(able, Kind.OFF, [], lasting=False)
-        chosen = self.settled
-        self.heed = not chosen.lasting
-        self.coming, self.chains = chosen.kind if chosen.drafted else Kind.OFF, chosen.kind is Kind.CHAIN
-        return chosen.drafted
+            self.settled = before = (
+                self._choose(able, len(live)) if able else Settled(len(live), able, PLAIN, [], lasting=False)
+            )
+        drafted = able if before.drafted and len(before.drafted) == len(before.able) else before.drafted
+        self.heed, self.fresh = self.fresh, False
+        self.coming = before.plan if drafted else PLAIN
+        self.chains = self.coming.kind is Kind.CHAIN
+        whole = self.coming.kind is Kind.FITTED or self.heed or self.rounds + 1 >= self.study_at
+        self.nodes = MOST_NODES if whole else self.coming.nodes
+        return drafted
 
     def _choose(self, able: list[Sequence], requests: int) -> Settled:
         ordered = self._ordered(able)
@@ -225,15 +251,15 @@ class Auto:
             trial = self.trial
             self.trial = trial if self.trial_left else None
             ordered.sort(key=lambda s: self._habit(s).passes > 0)  # newcomers first
-            return Settled(able, trial.kind, ordered[: trial.drafted], lasting=False)
+            return Settled(requests, able, trial, ordered[: trial.drafted], lasting=False)
         chosen = ordered[: plan.drafted]
         if plan.kind is not Kind.OFF:  # nothing is known of newcomers, so they are drafted too
             chosen += [s for s in ordered[plan.drafted :] if not self._habit(s).passes]
-        return Settled(able, plan.kind, chosen, lasting=True)
+        return Settled(requests, able, plan, chosen, lasting=True)
 
     def review(self, plans: list[Plan]) -> Plan:
         """The best of all plans. The kind that runs is kept unless another promises more than a little."""
-        before = self.plan.kind if self.plan else None
+        before = self.plan.kind
         self.plan = max(plans, key=lambda p: p.rate * (self.STICK if p.kind is before else 1.0))
         if self.passes < self.OPENING:
             self.plan = plans[-1]
@@ -242,26 +268,27 @@ class Auto:
         return self.plan
 
     def plans(self, ordered: list[Sequence], requests: int) -> list[Plan]:
+        """The best plan of every kind there is for these requests."""
         gains = np.cumsum([self._habit(s).chain for s in ordered])
         return [self._best(kind, gains, requests) for kind in self._kinds(ordered)]
 
     def _best(self, kind: Kind, gains: np.ndarray, requests: int) -> Plan:
         if kind is Kind.OFF:
             seconds = float(self.costs.seconds(kind, requests, requests, 0))
-            return Plan(kind, 0, requests / seconds, seconds)
+            return Plan(kind, 0, 0, requests / seconds, seconds)
         drafted = np.arange(1, len(gains) + 1)[:, None]
         if kind is Kind.CHAIN:
             nodes, ratio = np.array([self.depth]), np.ones(1)
         else:
-            nodes, ratio = SHARES, self.trees.ratio(self.depth)
+            nodes, ratio = SHARES, self.trees.ratio(kind, self.depth)
         seconds = self.costs.seconds(kind, requests, requests + drafted * nodes, drafted)
         rates = (requests + gains[:, None] * ratio) / seconds
-        best = int(rates.argmax())
-        return Plan(kind, best // len(nodes) + 1, float(rates.flat[best]), float(seconds.flat[best]))
+        count, size = divmod(int(rates.argmax()), len(nodes))
+        return Plan(kind, count + 1, int(nodes[size]), float(rates[count, size]), float(seconds[count, size]))
 
     def _kinds(self, able: list[Sequence]) -> list[Kind]:
         trees = any(s.request.mode is SpecMode.TREE for s in able)
-        return [Kind.OFF, Kind.CHAIN, Kind.TREE] if trees else [Kind.OFF, Kind.CHAIN]
+        return list(Kind) if trees else [Kind.OFF, Kind.CHAIN]
 
     # Trials of what is not run ----------------------------------------------------------------------------------
 
@@ -274,39 +301,50 @@ class Auto:
         else:
             other = min(others, key=lambda p: self.tried.setdefault(p.kind, 0))
             gap = self.GAP if self.costs.samples(other.kind, requests) >= self.SAMPLES else self.YOUNG_GAP
-        rounds = self.PLAIN_ROUNDS if other.kind is Kind.OFF else 1
-        loss = rounds * other.seconds * max(0.0, 1.0 - other.rate / plan.rate)
+        if other.kind is Kind.OFF:  # and another round that drafts again
+            rounds, seconds = self.PLAIN_ROUNDS, (self.PLAIN_ROUNDS + 1) / self.PLAIN_ROUNDS * plan.seconds
+        else:
+            rounds, seconds = 1 if plan.kind is Kind.OFF else self.DRAFT_ROUNDS, other.seconds
+        loss = rounds * seconds * max(0.0, 1.0 - other.rate / plan.rate)
         waited = self.rounds - self.tried.setdefault(other.kind, 0)
         if self.passes < self.OPENING or waited < gap or loss > self.credit:
             return None
         self.credit -= loss
-        self.tried[other.kind], self.trial_left = self.rounds, rounds
+        self.tried[other.kind], self.trial_left, self.fresh = self.rounds, rounds, True
         return other
 
     # How large the trees are ------------------------------------------------------------------------------------
 
     def fit(self, forest: Forest, sequences: Many[Sequence]) -> Forest:
         self.rounds += 1
-        self.running = self.coming
-        self.expected = None
+        self.running, self.expected = self.coming, None
+        self.studying = self.heed or self.rounds <= self.EAGER or self.rounds >= self.study_at
+        if self.studying:
+            self.study_at = self.rounds + self.every
         if forest.sizes.width == 1:
             return forest
-        if self.running is not Kind.TREE:
-            if self._studies:
-                self._study(forest, sequences, self.calibration.expected(forest))
-            return forest
-        expected = self.calibration.expected(forest)
-        if self._studies:
+        fitted = self.running.kind is Kind.FITTED
+        expected = self.calibration.expected(forest) if fitted or self.studying else None
+        if self.studying and expected is not None:
             self._study(forest, sequences, expected)
+        if self.running.kind is Kind.CHAIN:
+            cut = forest
+        elif fitted and expected is not None:
+            cut = self._fitted(forest, sequences, expected)
+        else:
+            chain = np.array([s.request.mode is SpecMode.CHAIN for s in sequences])
+            cut = forest.cut(np.where(chain, forest.rows, 1 + self.running.nodes))
+        if self.studying and expected is not None:
+            self.expected = np.where(cut.inside, expected, 0.0).sum(axis=1)
+        return cut
+
+    def _fitted(self, forest: Forest, sequences: Many[Sequence], expected: np.ndarray) -> Forest:
         bias = np.array([self._habit(s).bias for s in sequences])
         likely = np.minimum(expected * bias[:, None], 1.0)
         fits = np.array([s.request.mode is SpecMode.TREE for s in sequences])
         likely[~fits] = 0.0
         fixed = np.where(fits, 1, forest.rows)
-        cut = forest.cut(fixed + self._nodes(likely, int(fixed.sum()), int((forest.rows > 1).sum())))
-        if self.expected is not None:
-            self.expected = np.where(cut.inside, expected, 0.0).sum(axis=1)
-        return cut
+        return forest.cut(fixed + self._nodes(likely, int(fixed.sum()), int((forest.rows > 1).sum())))
 
     def _nodes(self, expected: np.ndarray, rows: int, drafted: int) -> np.ndarray:
         """[trees]: nodes of each, most probable first, as many as are worth their rows at the best rate."""
@@ -314,8 +352,8 @@ class Auto:
         if not len(values):
             return np.zeros(len(expected), dtype=np.int64)
         tokens = len(expected) + np.concatenate([[0.0], np.cumsum(values)])
-        seconds = self.costs.seconds(Kind.TREE, len(expected), rows + np.arange(len(tokens)), drafted)
-        rate = self.plan.rate if self.plan else float((tokens / seconds).max())
+        seconds = self.costs.seconds(Kind.FITTED, len(expected), rows + np.arange(len(tokens)), drafted)
+        rate = self.plan.rate or float((tokens / seconds).max())
         count = int((tokens - rate * seconds).argmax())
         if not count:
             return np.zeros(len(expected), dtype=np.int64)
@@ -332,17 +370,18 @@ class Auto:
         if not drafted:
             return
         self.passes += len(drafted)
-        self.expected = expected.sum(axis=1)
         chain = self.calibration.spine(forest)
         for i in drafted:
             habit = self._habit(sequences[i])
             worth = min(float(self.depth), float(chain[i]) * habit.bias)
             habit.expect(worth)
             self.usual = worth if self.usual is None else self.usual + self.USUAL_STEP * (worth - self.usual)
-        if self.running is Kind.TREE:
-            values, n = np.cumsum(np.sort(expected, axis=None)[::-1]), len(drafted)
-            at = np.minimum(SHARES * n, len(values)) - 1
-            self.trees.add(float(chain[drafted].mean()), values[at] / n)
+        if self.running.kind is not Kind.CHAIN:
+            mine, n = expected[drafted, 1:], len(drafted)
+            at = np.minimum(SHARES, mine.shape[1]) - 1
+            pooled = np.cumsum(np.sort(mine, axis=None)[::-1])
+            every = np.minimum(SHARES * n, len(pooled)) - 1
+            self.trees.add(float(chain[drafted].mean()), np.cumsum(mine.mean(axis=0))[at], pooled[every] / n)
 
     def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
         if self.expected is None:
@@ -353,9 +392,12 @@ class Auto:
                 self._habit(s).learn(len(path) - 1, expected)
 
     def observe(self, spent: Round) -> None:
-        if self.running is Kind.OFF and spent.drafted:  # drafts after a pause: the drafter's context was behind
+        self.every = max(1, min(self.MOST_EVERY, int(self.STUDY_SECONDS / spent.seconds)))
+        if self.running.kind is Kind.OFF and spent.drafted:  # drafts after a pause: the drafter's context was behind
             return
-        self.costs.observe(self.running, spent.requests, spent.rows, spent.drafted, spent.seconds)
+        if self.studying and self.every > 1 and self.rounds > self.EAGER:  # longer than others by what learning takes
+            return
+        self.costs.observe(self.running.kind, spent.requests, spent.rows, spent.drafted, spent.seconds)
 
     def forget(self) -> None:
         self.calibration, self.trees = Calibration(), Yield()

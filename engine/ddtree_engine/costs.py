@@ -20,9 +20,10 @@ import numpy as np
 class Kind(Enum):
     """What a decoding round does. Only whole rounds of a kind are compared, not the ones in which it changes."""
 
-    OFF = auto()
+    OFF = auto()  # nothing is drafted
     CHAIN = auto()
-    TREE = auto()
+    TREE = auto()  # trees of one size, as a fixed budget has them
+    FITTED = auto()  # trees cut by what their nodes are worth, over the whole batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,10 @@ class Costs:
         self._tables = (verify, draft)
         self._known: list[np.ndarray] = [np.zeros(1), np.zeros(1)]
         self._cells: dict[tuple[Kind, int], _Cell] = {}
-        self._recent: deque[tuple[tuple[Kind, int], float]] = deque(maxlen=self.RECENT)
+        self._key: tuple[Kind, int] | None = None  # what runs
+        self._age = 0  # rounds of it before
+        self._recent: deque[float] = deque(maxlen=self.RECENT)  # its pace
+        self._before: float | None = None  # the pace of what ran before it
 
     def seconds(self, kind: Kind, requests: int, rows: np.ndarray | int, drafted: np.ndarray | int) -> np.ndarray:
         """Of rounds of a kind that verify `rows` and draft for `drafted` of `requests` requests (arrays broadcast)."""
@@ -98,13 +102,24 @@ class Costs:
         return len(cell.seen) - 1 if cell else 0
 
     def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float) -> None:
+        """One sample a change of kind or batch: its second round (the first finds caches cold) at the pace before the change.
+
+        So a disturbance counts once however long it lasts, and what runs all the time is not compared with itself.
+        """
         key = (kind, requests)
+        if key != self._key:
+            if self._recent:
+                self._before = statistics.median(self._recent)
+            self._key, self._age = key, 0
+            self._recent.clear()
+            return
+        self._age += 1
+        if self._age > 4 and self._age % 8:  # what goes on needs no more than a look now and then
+            return
         cell = self._cells.setdefault(key, _Cell(self._extra(kind, requests)))
-        # Compared with the rounds just before, of another kind: one sample a change, so that a disturbance counts once.
-        if self._recent and self._recent[-1][0] != key:
-            pace = statistics.median(pace for _, pace in self._recent)
-            cell.add(seconds / pace - float(self._table(0, rows) + self._table(1, drafted)))
-        self._recent.append((key, seconds / float(self.seconds(kind, requests, rows, drafted))))
+        if self._age == 1 and self._before is not None:
+            cell.add(seconds / self._before - float(self._table(0, rows) + self._table(1, drafted)))
+        self._recent.append(seconds / float(self.seconds(kind, requests, rows, drafted)))
 
     def _extra(self, kind: Kind, requests: int) -> float:
         """Of this kind and batch size, or of what is nearest to it, in proportion to the requests."""

@@ -189,13 +189,13 @@ class Decoder:
 
     def _growth(self, sequences: Many[Sequence]) -> Growth:
         """How the next trees of these requests grow. A path of d nodes commits d + 1 tokens: deeper than is left is wasted."""
-        block = self.settings.block_size
+        block, budget = self.settings.block_size, min(self.settings.budget, self.policy.nodes)
         chains = [self.policy.chains or s.request.mode is SpecMode.CHAIN for s in sequences]
         return Growth(
             roots=[s.root for s in sequences],
             depths=[max(0, min(block - 1, s.left_to_say - 1)) for s in sequences],
             ranks=[1 if chain else self.settings.topk_cap for chain in chains],
-            nodes=[block - 1 if chain else self.settings.budget for chain in chains],
+            nodes=[block - 1 if chain else budget for chain in chains],
             off_spine=self.policy.off_spine,
             floor=self.policy.floor,
         )
