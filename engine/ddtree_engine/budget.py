@@ -171,8 +171,8 @@ class Settled:
     lasting: bool
 
     def goes_on(self, requests: int, able: list[Sequence]) -> bool:
-        """Whether it says what to do for these: they are the same, or all of so many were drafted, or none."""
-        if not self.lasting or requests != self.requests:
+        """Whether it says what to do for these: they are the same, or all of about as many were drafted, or none."""
+        if not self.lasting or not 2 / 3 <= requests / self.requests <= 3 / 2:
             return False
         return self.able == able or not self.drafted or len(self.drafted) == len(self.able) == len(able)
 
@@ -209,11 +209,11 @@ class Auto:
     expected: np.ndarray | None = None  # nodes of each tree that should be accepted this round
 
     OPENING = 24  # passes of a request that are drafted whatever they promise
-    STICK = 1.02  # another kind must promise this much more
-    EAGER = 32  # rounds that are all learnt from
-    STUDY_SECONDS, MOST_EVERY = 0.02, 32  # then one in so many seconds is, and reviewed: it costs some 0.3 ms
+    STICK = 1.05  # another kind must promise this much more
+    EAGER = 16  # rounds that are all learnt from
+    STUDY_SECONDS, MOST_EVERY = 0.03, 32  # then one in so many seconds is, and reviewed: it costs some 0.3 ms
     USUAL_STEP = 0.03
-    SHARE = 0.015  # of all seconds may go to trials
+    SHARE, PLAIN_SHARE = 0.005, 0.02  # of all seconds may go to trials; more while nothing is drafted, as less is known
     GAP, YOUNG_GAP = 128, 8  # rounds between trials of a kind; while its cost rests on few
     SAMPLES = 3
     PLAIN_ROUNDS, DRAFT_ROUNDS = 3, 2  # of a trial: the first is not measured, nor a plain one that still verifies trees
@@ -262,8 +262,9 @@ class Auto:
         before = self.plan.kind
         self.plan = max(plans, key=lambda p: p.rate * (self.STICK if p.kind is before else 1.0))
         if self.passes < self.OPENING:
-            self.plan = plans[-1]
-        self.credit += (self.rounds - self.reviewed) * self.SHARE * self.plan.seconds
+            self.plan = plans[2] if len(plans) > 2 else plans[-1]  # trees, where they may be
+        share = self.PLAIN_SHARE if self.plan.kind is Kind.OFF else self.SHARE
+        self.credit += (self.rounds - self.reviewed) * share * self.plan.seconds
         self.reviewed = self.rounds
         return self.plan
 
@@ -295,23 +296,28 @@ class Auto:
     def _next_trial(self, plans: list[Plan], plan: Plan, requests: int) -> Plan | None:
         """A kind that was not run for long, if what it is likely to lose can be afforded."""
         self.tried[plan.kind] = self.rounds
-        others = [p for p in plans if p.kind is not plan.kind]
-        if plan.kind is Kind.OFF:  # drafts say what they are worth whatever they are grown to
-            other, gap = max(others, key=lambda p: p.rate), self.YOUNG_GAP
-        else:
-            other = min(others, key=lambda p: self.tried.setdefault(p.kind, 0))
-            gap = self.GAP if self.costs.samples(other.kind, requests) >= self.SAMPLES else self.YOUNG_GAP
-        if other.kind is Kind.OFF:  # and another round that drafts again
-            rounds, seconds = self.PLAIN_ROUNDS, (self.PLAIN_ROUNDS + 1) / self.PLAIN_ROUNDS * plan.seconds
-        else:
-            rounds, seconds = 1 if plan.kind is Kind.OFF else self.DRAFT_ROUNDS, other.seconds
-        loss = rounds * seconds * max(0.0, 1.0 - other.rate / plan.rate)
-        waited = self.rounds - self.tried.setdefault(other.kind, 0)
-        if self.passes < self.OPENING or waited < gap or loss > self.credit:
+        if self.passes < self.OPENING:
             return None
-        self.credit -= loss
-        self.tried[other.kind], self.trial_left, self.fresh = self.rounds, rounds, True
-        return other
+        others = sorted((p for p in plans if p.kind is not plan.kind), key=lambda p: self.tried.setdefault(p.kind, 0))
+        if plan.kind is Kind.OFF:  # drafts say what they are worth whatever they are grown to
+            others = [max(others, key=lambda p: p.rate)]
+        for other in others:
+            young = plan.kind is Kind.OFF or self.costs.samples(other.kind, requests) < self.SAMPLES
+            rounds, loss = self._price(other, plan)
+            if self.rounds - self.tried[other.kind] >= (self.YOUNG_GAP if young else self.GAP) and loss <= self.credit:
+                self.credit -= loss
+                self.tried[other.kind], self.trial_left, self.fresh = self.rounds, rounds, True
+                return other
+        return None
+
+    def _price(self, other: Plan, plan: Plan) -> tuple[int, float]:
+        """Rounds of a trial, and the seconds that are likely to be lost by it."""
+        if other.kind is Kind.OFF:  # another round drafts again
+            rounds, seconds = self.PLAIN_ROUNDS, (self.PLAIN_ROUNDS + 1) * plan.seconds
+        else:
+            rounds = 1 if plan.kind is Kind.OFF else self.DRAFT_ROUNDS
+            seconds = rounds * other.seconds
+        return rounds, seconds * max(0.0, 1.0 - other.rate / plan.rate)
 
     # How large the trees are ------------------------------------------------------------------------------------
 
@@ -395,9 +401,9 @@ class Auto:
         self.every = max(1, min(self.MOST_EVERY, int(self.STUDY_SECONDS / spent.seconds)))
         if self.running.kind is Kind.OFF and spent.drafted:  # drafts after a pause: the drafter's context was behind
             return
-        if self.studying and self.every > 1 and self.rounds > self.EAGER:  # longer than others by what learning takes
-            return
-        self.costs.observe(self.running.kind, spent.requests, spent.rows, spent.drafted, spent.seconds)
+        usual = not self.studying or self.every == 1 or self.rounds <= self.EAGER  # else longer by what learning takes
+        seconds = spent.seconds if usual else None
+        self.costs.observe(self.running.kind, spent.requests, spent.rows, spent.drafted, seconds)
 
     def forget(self) -> None:
         self.calibration, self.trees = Calibration(), Yield()

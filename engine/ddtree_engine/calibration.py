@@ -65,16 +65,18 @@ class Calibration:
         self._tries[full] /= 2
         self._hits[full] /= 2
         self._weigh()
-        self._learn_off_spine(forest, nodes, taken)
+        self._learn_off_spine(forest, nodes & (forest.on_spine == 0), taken)
 
-    def _learn_off_spine(self, forest: Forest, nodes: np.ndarray, taken: np.ndarray) -> None:
-        parents = forest.parents * nodes  # what is not in use may hold anything
-        below = nodes & np.take_along_axis(taken, parents, 1) & (np.take_along_axis(forest.on_spine, parents, 1) == 0)
+    def _learn_off_spine(self, forest: Forest, off: np.ndarray, taken: np.ndarray) -> None:
+        tree, row = np.nonzero(off)
+        parent = forest.parents[tree, row]
+        below = taken[tree, parent] & (forest.on_spine[tree, parent] == 0)
         if not below.any():
             return
-        step = (forest.scores - np.take_along_axis(forest.scores, parents, 1))[below] - self.off_spine
+        tree, row, parent = tree[below], row[below], parent[below]
+        step = forest.scores[tree, row] - forest.scores[tree, parent] - self.off_spine
         self._off_expected += float(np.exp(np.minimum(step, 0.0)).sum())
-        self._off_hits += float((below & taken).sum())
+        self._off_hits += float(taken[tree, row].sum())
         if self._off_expected > MEMORY:
             self._off_expected, self._off_hits = self._off_expected / 2, self._off_hits / 2
 

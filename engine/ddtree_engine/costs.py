@@ -101,8 +101,10 @@ class Costs:
         cell = self._cells.get((kind, requests))
         return len(cell.seen) - 1 if cell else 0
 
-    def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float) -> None:
-        """One sample a change of kind or batch: its second round (the first finds caches cold) at the pace before the change.
+    def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float | None) -> None:
+        """A round of a kind has run; None: for a time that is not to be counted.
+
+        One sample a change of kind or batch: its second round (the first finds caches cold) at the pace before the change.
 
         So a disturbance counts once however long it lasts, and what runs all the time is not compared with itself.
         """
@@ -114,7 +116,7 @@ class Costs:
             self._recent.clear()
             return
         self._age += 1
-        if self._age > 4 and self._age % 8:  # what goes on needs no more than a look now and then
+        if seconds is None or (self._age > 4 and self._age % 8):  # what goes on needs no more than a look now and then
             return
         cell = self._cells.setdefault(key, _Cell(self._extra(kind, requests)))
         if self._age == 1 and self._before is not None:
