@@ -174,6 +174,12 @@ def _verdict(
 ) -> Verdict:
     judged_by = replace(policy, require=tuple(p for p in policy.require if p in only)) if only else policy
     kind, why = decide(evidence, judged_by)
+    if (
+        kind in (VerdictKind.PASS, VerdictKind.DEGRADED)
+        and only
+        and not any(e.probe in only and e.outcome.executed for e in evidence)
+    ):
+        kind, why = VerdictKind.INCONCLUSIVE, f"no probe that was asked for came to a result: {', '.join(sorted(only))}"
     return Verdict(
         kind=kind,
         evidence=tuple(evidence),

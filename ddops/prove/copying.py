@@ -14,7 +14,7 @@ from ddops.prove.answers import Check, visible
 _LOWER = "abcdefghijkmnpqrstuvwxyz23456789"
 _MIXED = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnpqrstuvwxyz23456789"
 _HEX = "0123456789abcdef"
-_GREEK = "abcdefgh234567αβγδεζηθ"  # two bytes a letter: text that is cut between bytes shows
+_GREEK = "abcdefgh234567αβγδεζηθ"  # two bytes a letter: text read in another encoding shows
 _SHAPES = ((_LOWER, (4, 4)), (_HEX, (4, 4)), (_LOWER, (3, 5)), (_MIXED, (4, 4)), (_GREEK, (4, 4)))
 _ID = re.compile(r"[^\W_]+(?:-[^\W_]+)+")
 

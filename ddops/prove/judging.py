@@ -145,7 +145,7 @@ class Bench:
         """Whether wrong replies are the engine's fault. May send the same traffic once more."""
         self.judge(wrong)
         judged = [t.judged for t in wrong if t.judged is not None]
-        if any(j.over for j in judged):
+        if any(j.wrong for j in judged):
             return Confirmation.CONVICTED
         if len(judged) == len(wrong):
             return Confirmation.CLEARED
@@ -204,7 +204,7 @@ def replay_of(turns: Sequence[Turn], limit: int = REPLAY_LIMIT) -> tuple[dict[st
     """Turns to keep: wrong and suspicious ones first."""
 
     def rank(turn: Turn) -> int:
-        bad = (turn.check is not None and not turn.check.ok) or bool(turn.judged and turn.judged.over)
+        bad = (turn.check is not None and not turn.check.ok) or bool(turn.judged and turn.judged.wrong)
         return 0 if bad or turn.error is not None else 1
 
     return tuple(t.to_dict() for t in sorted(turns, key=rank)[:limit])

@@ -63,7 +63,7 @@ def sentence(replies: int, by: Sensitivity | None) -> str:
     how = "measured" if by.measured else "assumed"
     rest = f"({by.probe}, {how} sensitivity {percent(by.share)}; one boot is a sample of one)"
     clean = f"no divergence in {replies} replies on this boot"
-    if share >= 1:
+    if percent(share) == percent(1):
         return f"{clean}: too few to rule anything out {rest}"
     return f"{clean}: rules out, at 95 %, faults that show in more than {percent(share)} of replies {rest}"
 

@@ -218,7 +218,7 @@ class Maker:
         lines = "\n".join(f"- {p.signature}: it {p.does}" for p in chosen)
         prompt = f"Write a Python module with these functions:\n{lines}"
         expect = {"functions": [p.name for p in chosen]}
-        return Item(Kind.LONG, prompt, expect, 320 + 160 * count, problems=tuple(chosen))
+        return Item(Kind.LONG, prompt, expect, 320 + 100 * count, problems=tuple(chosen))
 
     def mixed(self, count: int) -> list[Item]:
         """A varied batch of unequal lengths: short answers, copies, code, code with a nonce."""

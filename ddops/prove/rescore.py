@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddops.prove.answers import short
@@ -47,7 +47,7 @@ class Scorer:
     limit: Threshold | None = None
     tested: bool = False
     known_logprob: float | None = None
-    prompt_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    silent: dict[int, bool] = field(default_factory=dict)  # token -> it has no text of its own
 
     @property
     def client(self) -> EngineClient:
@@ -98,10 +98,37 @@ class Scorer:
             scores = self.client.score((*prompt, *ids), len(prompt))
             if scores.cached_tokens:
                 raise ScorerBroken(f"{scores.cached_tokens} tokens came from the cache in a cold scoring")
-        found = judge(scores.tokens, limit or self.limit or Threshold(0.5, "default"))
+        limit = limit or self.limit or Threshold(0.5, "default")
+        found = judge(scores.tokens, limit)
         if not found.scored:
             raise Unsupported("the scorer gives no alternatives to compare with")
-        return found
+        return replace(found, cut=self._cut(reply, prompt, limit))
+
+    def _cut(self, reply: Reply, prompt: tuple[int, ...], limit: Threshold) -> bool:
+        """Whether a reply that stopped by itself has no end: neither an end token, nor would one come next.
+
+        A close decision counts as an end. Where the engine cannot tell, nothing is held against the reply.
+        """
+        if reply.finish != "stop" or not reply.ids or "stop" in reply.ask.extra or self._is_end(reply.ids[-1]):
+            return False
+        off = "off" if self.engine.dialect.spec_switch else None
+        try:
+            following = self.engine.ask(Ask(ids=(*prompt, *reply.ids), max_tokens=1, top_logprobs=2, mode=off))
+        except Unsupported:
+            return False
+        if following.finish == "stop" or not following.ids or not following.logprobs:
+            return False
+        best = following.logprobs[0].top
+        return not any(best[0][0] - lp <= limit.nats and self._is_end(token) for lp, token in best)
+
+    def _is_end(self, token: int) -> bool:
+        """Whether a token has no text of its own. True where that cannot be asked."""
+        if token not in self.silent:
+            try:
+                self.silent[token] = not self.engine.detokenize([token])
+            except Unsupported:
+                return True
+        return self.silent[token]
 
     def warm_difference(self, reply: Reply) -> float | None:
         """How far the next token's score differs when what is before it comes from the cache, not from a cold prefill.

@@ -135,8 +135,9 @@ def _main(code, calls, key):
 
 def _program(code: str, calls: Sequence[Call], key: str) -> str:
     plain = [(c.function, c.args) for c in calls]
+    # Arguments are written as repr does, which calls these two by name.
     # !a keeps the program free of NUL and surrogates, which could not travel as an argument.
-    return f"{_HARNESS}\n_main({code!a}, {plain!a}, {key!r})\n"
+    return f"{_HARNESS}\ninf, nan = float('inf'), float('nan')\n_main({code!a}, {plain!a}, {key!r})\n"
 
 
 def _parse(output: bytes, key: str, count: int) -> tuple[dict[int, Value], str]:

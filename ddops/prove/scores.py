@@ -14,6 +14,7 @@ from ddops.prove.wire import Scored
 
 FLOOR = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 UNKNOWN_FLOOR = 0.5
+_EDGE = 0.1  # probability mass by which rounding in bfloat16 may move the edge of a nucleus
 CEILING = {"float32": 0.05}
 UNKNOWN_CEILING = 1.5  # nats: a gap beyond it is never called rounding, whatever the off answers show
 
@@ -41,10 +42,15 @@ class Judgement:
     over: tuple[tuple[int, int, float], ...]
     contested: int = 0  # positions whose best two lie a good part of the threshold apart, yet within it
     lost: int = 0  # of these, where the second was said
+    cut: bool = False  # it says that it stopped by itself, and the target would have gone on
 
     @property
     def clean(self) -> bool:
-        return self.scored > 0 and not self.over
+        return self.scored > 0 and not self.wrong
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.over) or self.cut
 
 
 def threshold(dtype: str | None, off_gaps: Sequence[float], fixed: float | None = None) -> Threshold:
@@ -170,11 +176,11 @@ def outside_nucleus(scored: Sequence[Scored], top_p: float) -> tuple[int, int]:
     for position in scored:
         before, inside = 0.0, False
         for logprob, token in position.top:
-            if before > top_p + 0.02:  # rounding moves the edge
+            if before > top_p + _EDGE:
                 break
             inside = inside or token == position.token
             before += math.exp(logprob)
-        if before > top_p + 0.02:  # else the nucleus reaches beyond what is known
+        if before > top_p + _EDGE:  # else the nucleus reaches beyond what is known
             looked += 1
             outside += not inside
     return outside, looked

@@ -208,7 +208,7 @@ class FakeEngine:
             self._committed += len(ids) - 1
         if self.lies.token_seconds:
             time.sleep(self.lies.token_seconds * len(ids))
-        finish = "stop" if stop or (ids and ids[-1] == END) else "length"
+        finish = "stop" if stop or self.lies.kind == "cut" or (ids and ids[-1] == END) else "length"
         meta = self._meta(prompt, ids, passes, finish) | ({"speculative": self._mode(body)} if self.kind == "ddtree" else {})
         if body.get("stream"):
             return httpx.Response(200, content=self._events(ids, meta, passes, native, wrong_stream, endless))
@@ -330,6 +330,8 @@ class FakeEngine:
                 ids = [*encode(text[:10] + "<|fim_pad|>" + text[10:]), END]
             case "script":
                 ids = [*encode(text[:10] + "的是不" + text[10:]), END]
+            case "cut":
+                ids = encode(text[: len(text) * 4 // 5])
             case "drop_in_stream":
                 wrong_stream = ""
         if self.lies.goes_on and lying and ids[-1] == END:

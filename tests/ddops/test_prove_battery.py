@@ -70,7 +70,7 @@ def test_speculation_off_is_no_fault() -> None:
     ("lies", "unscored"),
     [
         ({"no_scores": True}, {"rescore"}),
-        ({"no_ids": True}, {"rescore", "stream"}),
+        ({"no_ids": True}, {"stream"}),  # /generate gives them still
         ({"no_meta": True}, set()),
         ({"no_tokenize": True}, set()),
         ({"no_info": True}, set()),
@@ -115,6 +115,7 @@ CORRUPT = {
     "wrong tree only": ({"kind": "typo", "modes": ("tree",)}, "coding"),
     "cache holds damaged values": ({"warm_scores_off": True}, "rescore"),
     "sampled tokens differ under speculation": ({"sampled_off": True}, "sampled"),
+    "replies are cut and say that they stopped": ({"kind": "cut"}, "rescore"),
     "stop words are not looked at": ({"ignores_stop": True}, "options"),
     "the limit is not looked at": ({"ignores_limit": True}, "options"),
     "seeds are not looked at": ({"ignores_seed": True}, "sampled"),
@@ -434,3 +435,10 @@ def test_seeds_that_are_not_kept_show_in_bfloat16_too_where_single_differences_d
     found = verdict.find("sampled")
     assert found is not None
     assert "are not kept" in found.detail
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_probes_asked_for_by_name_that_come_to_nothing_prove_nothing(kind: str) -> None:
+    """Every request was answered, which nobody asked about."""
+    verdict = prove(FakeEngine(kind=kind), only=["modes"])
+    assert verdict.kind is VerdictKind.INCONCLUSIVE, verdict.why

@@ -59,7 +59,7 @@ def _evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:
         return replace(base, detail=f"{len(raised)} alarms that the model itself gives (prefill agrees)")
     turn, found = uncleared[0]
     base = replace(base, detail=f"request {turn.index}: {found[0].what}", replay=replay_of([t for t, _ in uncleared]))
-    if len(uncleared) >= 2 or (turn.judged and turn.judged.over):
+    if len(uncleared) >= 2 or (turn.judged and turn.judged.wrong):
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT)
     again = bench.session.send("alarm again", [(turn.item, turn.ask)] * 4, overtime=True)
     if any(_alarms(t) for t in again):

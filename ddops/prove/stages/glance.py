@@ -26,5 +26,5 @@ def glance_stage(bench: Bench) -> list[Evidence]:
 
 def _damaged(turn: Turn) -> bool:
     if turn.judged is not None:
-        return bool(turn.judged.over)
+        return turn.judged.wrong
     return bool(alarms.check(turn.text, prompt=turn.ask.messages[0][1], allow_empty=turn.item is None))

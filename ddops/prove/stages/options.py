@@ -17,7 +17,7 @@ from ddops.prove.judging import Bench, replay_of
 from ddops.prove.rescore import Scorer
 from ddops.prove.scores import outside_nucleus, repeat_chance
 from ddops.prove.session import Session, Turn, unsupported
-from ddops.prove.stages.stage import not_scored
+from ddops.prove.stages.stage import not_scored, other_way
 from ddops.prove.wire import EngineError, Scored
 
 OPTIONS = "options"
@@ -58,6 +58,7 @@ Found = tuple[str, str] | None  # (what was tried, what is wrong or ""); None: i
 
 def _limits(session: Session, whole: Sequence[Turn]) -> Found:
     asked = [(t.item, replace(t.ask, max_tokens=_LIMIT, stream=i % 2 == 0)) for i, t in enumerate(whole)]
+    asked += [(t.item, replace(other_way(session, t), max_tokens=_LIMIT)) for t in whole if t.whole]
     turns = [t for t in session.send(f"{OPTIONS}: limit", asked) if t.whole and t.reply and t.reply.tokens is not None]
     over = [t for t in turns if t.reply and (t.reply.tokens or 0) > _LIMIT]
     if not turns:
@@ -127,7 +128,7 @@ def _nucleus(bench: Bench, whole: Sequence[Turn]) -> Found:
             outside, looked = outside + counts[0], looked + counts[1]
     if looked < _ENOUGH:
         return None
-    wrong = outside > max(1, 0.02 * looked)
+    wrong = outside > max(2, 0.05 * looked)
     return f"{looked} tokens at top_p {_TOP_P:g}", f"{outside} of {looked} tokens lie outside top_p {_TOP_P:g}" if wrong else ""
 
 

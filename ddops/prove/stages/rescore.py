@@ -44,7 +44,7 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
     tokens = sum(t.judged.scored for t in judged if t.judged)
     near = sum(t.judged.near for t in judged if t.judged)
     worst = max(t.judged.worst for t in judged if t.judged)
-    over = [t for t in judged if t.judged and t.judged.over]
+    over = [t for t in judged if t.judged and t.judged.wrong]
     base = Evidence(
         "rescore",
         Outcome.PASS,
@@ -81,13 +81,19 @@ def confirm_over(bench: Bench, over: Sequence[Turn], base: Evidence) -> Evidence
     assert bench.scorer is not None
     assert worst.judged is not None
     again = bench.scorer.judge(worst.reply)
-    at, token, gap = worst.judged.over[0]
     off = sum(t.ask.mode == "off" for t in over)
-    detail = f"request {worst.index}: token {token} at {at} lies {gap:.2f} nat below the top; {base.detail}"
+    detail = f"request {worst.index}: {_what(worst.judged)}; {base.detail}"
     detail += f"; {off} of them with speculation off" if off else ""
-    if not again.over or again.over[0][:2] != (at, token):
+    if [o[:2] for o in again.over[:1]] != [o[:2] for o in worst.judged.over[:1]] or again.cut != worst.judged.cut:
         return replace(base, outcome=Outcome.ERROR, fault=Fault.DETECTOR, detail=f"scored again it is clean; {detail}")
     return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)
+
+
+def _what(judged: Judgement) -> str:
+    if not judged.over:
+        return "it stopped where the model would have gone on"
+    at, token, gap = judged.over[0]
+    return f"token {token} at {at} lies {gap:.2f} nat below the top"
 
 
 def _warm(bench: Bench) -> tuple[Any, ...]:

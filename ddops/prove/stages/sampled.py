@@ -28,7 +28,7 @@ def sampled_stage(bench: Bench) -> list[Evidence]:
     if policy.top_k and policy.top_k > 0:
         options["extra"] = {"top_k": policy.top_k, **session.ask_for(Item(Kind.CODE, "")).extra}
     make, count = session.make, session.scale.sampled
-    items = several(count, lambda: make.kin(1)[0], make.open)
+    items = several(count, make.open, lambda: make.kin(1)[0], make.open)
     seeds = [session.rng.getrandbits(31) for _ in items]
     on = [(item, session.ask_for(item, seed=seed, **options)) for item, seed in zip(items, seeds, strict=True)]
     paired = session.client.dialect.spec_switch and session.client.dialect.keyed_noise and session.speculates

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddops.prove.evidence import Evidence, Fault, Outcome
 from ddops.prove.judging import Bench
 from ddops.prove.prompts import Item
+from ddops.prove.session import Session, Turn
+from ddops.prove.wire import Ask, EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,17 @@ def unready(bench: Bench, probe: str) -> Evidence:
     if bench.why_broken:
         return Evidence(probe, Outcome.ERROR, fault=Fault.DETECTOR, detail=bench.why_broken)
     return not_scored(probe, bench.why_unscored or "the engine gives no scores")
+
+
+def other_way(session: Session, turn: Turn) -> Ask:
+    """The same prompt as bare ids where they are known, by each endpoint in turn; else streamed if it was whole before."""
+    stream = not turn.ask.stream
+    try:
+        assert turn.reply is not None
+        ids = session.client.prompt_ids(turn.reply)
+    except EngineError:
+        return replace(turn.ask, stream=stream)
+    return Ask(ids=ids, max_tokens=turn.ask.max_tokens, stream=stream, openai=turn.index % 2 == 0)
 
 
 def several(count: int, *makers: Callable[[], Item]) -> list[Item]:

@@ -17,7 +17,7 @@ from ddops.prove.rescore import text_agrees
 from ddops.prove.session import OutOfTime, Session, Turn, most_in_flight, unsupported
 from ddops.prove.stages.pairs import compare_pairs
 from ddops.prove.stages.rescore import confirm_over
-from ddops.prove.stages.stage import not_scored
+from ddops.prove.stages.stage import not_scored, other_way
 from ddops.prove.wire import Ask, EngineError
 
 SWEEP = "sweep"
@@ -38,7 +38,7 @@ class _Swept:
     @property
     def bad(self) -> list[Turn]:
         """Wrong by their content, by prefill, or in their text."""
-        return [t for t in self.turns if wrong([t]) or (t.judged and t.judged.over) or t.index in self.other_text]
+        return [t for t in self.turns if wrong([t]) or (t.judged and t.judged.wrong) or t.index in self.other_text]
 
     @property
     def suspicious(self) -> bool:
@@ -71,7 +71,7 @@ def _block(bench: Bench, swept: _Swept, before: Sequence[Turn], left: int) -> li
     """One staircase. Returns the turns whose prompts shall come back, none when nothing was answered."""
     session = bench.session
     asks = _asks(session, min(_BLOCK, left))
-    again = [(turn, _other_way(session, turn)) for turn in before]
+    again = [(turn, other_way(session, turn)) for turn in before]
     spaced = max(1, len(asks) // (len(again) + 1))
     for i, (turn, ask) in enumerate(again):
         asks.insert((i + 1) * spaced + i, (turn.item, ask))
@@ -96,17 +96,6 @@ def _asks(session: Session, count: int) -> list[tuple[Item | None, Ask]]:
         if i % _HANG_UP_EVERY == _HANG_UP_EVERY - 1:
             asks.append((None, session.ask_for(session.make.open(), cancel_after_chunks=2)))
     return asks
-
-
-def _other_way(session: Session, turn: Turn) -> Ask:
-    """The same prompt as bare ids where they are known, by each endpoint in turn; else streamed if it was whole before."""
-    stream = not turn.ask.stream
-    try:
-        assert turn.reply is not None
-        ids = session.client.prompt_ids(turn.reply)
-    except EngineError:
-        return replace(turn.ask, stream=stream)
-    return Ask(ids=ids, max_tokens=turn.ask.max_tokens, stream=stream, openai=turn.index % 2 == 0)
 
 
 def _decode(session: Session, turns: Sequence[Turn], swept: _Swept) -> None:
@@ -135,8 +124,8 @@ def _evidence(bench: Bench, swept: _Swept) -> Evidence:
         sample=len(turns),
         replay=replay_of(bad or turns),
     )
-    if any(t.judged and t.judged.over for t in bad):
-        return confirm_over(bench, [t for t in bad if t.judged and t.judged.over], base)
+    if any(t.judged and t.judged.wrong for t in bad):
+        return confirm_over(bench, [t for t in bad if t.judged and t.judged.wrong], base)
     if swept.other_text:
         at, differs = next(iter(swept.other_text.items()))
         return replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=f"request {at}: {differs}")
