@@ -208,7 +208,8 @@ class FakeEngine:
             self._committed += len(ids) - 1
         if self.lies.token_seconds:
             time.sleep(self.lies.token_seconds * len(ids))
-        finish = "stop" if stop or self.lies.kind == "cut" or (ids and ids[-1] == END) else "length"
+        cut = self.lies.kind == "cut" and self._mode(body) in self.lies.modes
+        finish = "stop" if stop or cut or (ids and ids[-1] == END) else "length"
         meta = self._meta(prompt, ids, passes, finish) | ({"speculative": self._mode(body)} if self.kind == "ddtree" else {})
         if body.get("stream"):
             return httpx.Response(200, content=self._events(ids, meta, passes, native, wrong_stream, endless))
