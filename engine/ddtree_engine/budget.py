@@ -89,6 +89,11 @@ class Fixed:
         return None
 
 
+def falling(probabilities: np.ndarray) -> np.ndarray:
+    """[trees, nodes], never rising along a tree's order, so that the most probable nodes of a batch are whole trees."""
+    return np.minimum.accumulate(np.minimum(probabilities, 1.0), axis=1)
+
+
 # Auto -----------------------------------------------------------------------------------------------------------
 
 SHARES = np.array((1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64))  # nodes a drafted request
@@ -215,6 +220,7 @@ class Auto:
     USUAL_STEP = 0.03
     SHARE, PLAIN_SHARE = 0.005, 0.02  # of all seconds may go to trials; more while nothing is drafted, as less is known
     GAP, YOUNG_GAP = 128, 8  # rounds between trials of a kind; while its cost rests on few
+    SWITCH_SECONDS = 5e-4  # that a trial takes of the host
     SAMPLES = 3
     PLAIN_ROUNDS, DRAFT_ROUNDS = 3, 2  # of a trial: the first is not measured, nor a plain one that still verifies trees
 
@@ -227,7 +233,7 @@ class Auto:
     def to_draft(self, live: Many[Sequence]) -> list[Sequence]:
         able = [s for s in live if s.drafts and s.left_to_say > 1]
         before = self.settled
-        if before is None or self.studying or not before.goes_on(len(live), able):
+        if before is None or self.studying or not before.goes_on(len(live), able) or self._news(before, able):
             self._keep_only(live)
             self.settled = before = (
                 self._choose(able, len(live)) if able else Settled(len(live), able, PLAIN, [], lasting=False)
@@ -239,6 +245,10 @@ class Auto:
         whole = self.coming.kind is Kind.FITTED or self.heed or self.rounds + 1 >= self.study_at
         self.nodes = MOST_NODES if whole else self.coming.nodes
         return drafted
+
+    def _news(self, before: Settled, able: list[Sequence]) -> bool:
+        """Whether nothing is drafted, and some of these requests were not there when that was decided."""
+        return not before.drafted and any(s.request.id not in self.habits for s in able)
 
     def _choose(self, able: list[Sequence], requests: int) -> Settled:
         ordered = self._ordered(able)
@@ -317,7 +327,8 @@ class Auto:
         else:
             rounds = 1 if plan.kind is Kind.OFF else self.DRAFT_ROUNDS
             seconds = rounds * other.seconds
-        return rounds, seconds * max(0.0, 1.0 - other.rate / plan.rate)
+        switching = 0.0 if plan.kind is Kind.OFF else self.SWITCH_SECONDS
+        return rounds, seconds * max(0.0, 1.0 - other.rate / plan.rate) + switching
 
     # How large the trees are ------------------------------------------------------------------------------------
 
@@ -346,7 +357,7 @@ class Auto:
 
     def _fitted(self, forest: Forest, sequences: Many[Sequence], expected: np.ndarray) -> Forest:
         bias = np.array([self._habit(s).bias for s in sequences])
-        likely = np.minimum(expected * bias[:, None], 1.0)
+        likely = falling(expected[:, 1:] * bias[:, None])
         fits = np.array([s.request.mode is SpecMode.TREE for s in sequences])
         likely[~fits] = 0.0
         fixed = np.where(fits, 1, forest.rows)
@@ -385,7 +396,7 @@ class Auto:
         if self.running.kind is not Kind.CHAIN:
             mine, n = expected[drafted, 1:], len(drafted)
             at = np.minimum(SHARES, mine.shape[1]) - 1
-            pooled = np.cumsum(np.sort(mine, axis=None)[::-1])
+            pooled = np.cumsum(np.sort(falling(mine), axis=None)[::-1])
             every = np.minimum(SHARES * n, len(pooled)) - 1
             self.trees.add(float(chain[drafted].mean()), np.cumsum(mine.mean(axis=0))[at], pooled[every] / n)
 
@@ -398,7 +409,8 @@ class Auto:
                 self._habit(s).learn(len(path) - 1, expected)
 
     def observe(self, spent: Round) -> None:
-        self.every = max(1, min(self.MOST_EVERY, int(self.STUDY_SECONDS / spent.seconds)))
+        every = max(1, min(self.MOST_EVERY, int(self.STUDY_SECONDS / spent.seconds)))
+        self.every = every if self.running.kind is not Kind.OFF else -(-every // 2)  # a plain round is only reviewed
         if self.running.kind is Kind.OFF and spent.drafted:  # drafts after a pause: the drafter's context was behind
             return
         usual = not self.studying or self.every == 1 or self.rounds <= self.EAGER  # else longer by what learning takes

@@ -39,17 +39,15 @@ class Calibration:
         return min(0.0, math.log((self._off_hits + PRIOR) / (self._off_expected + PRIOR)))
 
     def expected(self, forest: Forest) -> np.ndarray:
-        """[trees, width]: acceptance probability of each node, never rising along a tree's order, so that any cut of the
-        most probable ones is a tree. The root and what is not in use: 0.
-        """
-        found = np.minimum.accumulate(self.probability(forest.scores, forest.on_spine), axis=1)
+        """[trees, width]: acceptance probability of each node. The root and what is not in use: 0."""
+        found = self.probability(forest.scores, forest.on_spine)
         found[:, 0] = 0.0
         found[~forest.inside] = 0.0
         return found
 
     def spine(self, forest: Forest) -> np.ndarray:
         """[trees]: expected accepted nodes of each request's chain."""
-        return np.minimum.accumulate(self.probability(forest.spines, 1), axis=1).sum(axis=1)
+        return self.probability(forest.spines, 1).sum(axis=1)
 
     def learn(self, forest: Forest, paths: Sequence[Sequence[int]]) -> None:
         """Trees were verified and `paths` accepted."""

@@ -62,13 +62,15 @@ class CostTable:
 
 @dataclass(slots=True)
 class _Cell:
-    """Seconds that rounds of a kind take at one batch size beyond what the tables say of their rows and drafts."""
+    """Seconds a request that rounds of a kind take, at about one batch size, beyond what the tables say of rows and drafts."""
 
-    value: float  # at first a guess, which counts as one: a first round may be disturbed
+    value: float  # at first a guess, which counts as two: the first rounds may be disturbed
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
+    GUESS = 2
+
     def __post_init__(self) -> None:
-        self.seen.append(self.value)
+        self.seen.extend([self.value] * self.GUESS)
 
     def add(self, sample: float) -> None:
         self.seen.append(sample)
@@ -98,8 +100,8 @@ class Costs:
         return known + max(self._extra(kind, requests), -0.5 * float(self._table(0, requests)))
 
     def samples(self, kind: Kind, requests: int) -> int:
-        cell = self._cells.get((kind, requests))
-        return len(cell.seen) - 1 if cell else 0
+        cell = self._cells.get((kind, _about(requests)))
+        return len(cell.seen) - _Cell.GUESS if cell else 0
 
     def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float | None) -> None:
         """A round of a kind has run; None: for a time that is not to be counted.
@@ -108,7 +110,7 @@ class Costs:
 
         So a disturbance counts once however long it lasts, and what runs all the time is not compared with itself.
         """
-        key = (kind, requests)
+        key = (kind, _about(requests))
         if key != self._key:
             if self._recent:
                 self._before = statistics.median(self._recent)
@@ -118,17 +120,20 @@ class Costs:
         self._age += 1
         if seconds is None or (self._age > 4 and self._age % 8):  # what goes on needs no more than a look now and then
             return
-        cell = self._cells.setdefault(key, _Cell(self._extra(kind, requests)))
+        cell = self._cells.setdefault(key, _Cell(self._extra(kind, requests) / requests))
         if self._age == 1 and self._before is not None:
-            cell.add(seconds / self._before - float(self._table(0, rows) + self._table(1, drafted)))
+            known = float(self._table(0, rows) + self._table(1, drafted))
+            beyond = seconds / self._before - known
+            cell.add(max(-0.5 * known, min(known, beyond)) / requests)
         self._recent.append(seconds / float(self.seconds(kind, requests, rows, drafted)))
 
     def _extra(self, kind: Kind, requests: int) -> float:
-        """Of this kind and batch size, or of what is nearest to it, in proportion to the requests."""
-        if (cell := self._cells.get((kind, requests))) is not None:
-            return cell.value
-        near = [(abs(math.log(n / requests)) + 0.5 * (k is not kind), n, cell.value) for (k, n), cell in self._cells.items()]
-        return min(near)[2] * requests / min(near)[1] if near else 0.0
+        """Of this kind and about this batch size, or of what is nearest to it."""
+        size = _about(requests)
+        if (cell := self._cells.get((kind, size))) is None:
+            near = [(abs(math.log2(n / size)) + 0.7 * (k is not kind), c.value) for (k, n), c in self._cells.items()]
+            return min(near)[1] * requests if near else 0.0
+        return cell.value * requests
 
     def _table(self, which: int, sizes: np.ndarray | int) -> np.ndarray:
         known, most = self._known[which], sizes if isinstance(sizes, int) else int(sizes.max())
@@ -136,3 +141,8 @@ class Costs:
             known = np.array([self._tables[which].at(n) for n in range(2 * most + 1)])
             self._known[which] = known
         return known[sizes]  # type: ignore[no-any-return]
+
+
+def _about(requests: int) -> int:
+    """The nearest power of two: batches shrink and grow by one, and must not each be learnt anew."""
+    return 1 << round(math.log2(requests))
