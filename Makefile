@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_PACKAGES := systemd dbus openssh-server openssh-client iproute2 util-linux sudo
 
-.PHONY: setup test test-fast test-lab lint check format demo detect bench-engine bench-engine-gpu clean packages
+.PHONY: setup test test-fast test-lab lint check format demo detect bench-engine bench-engine-gpu bench-auto clean packages
 
 setup: $(VENV)/.ready packages
 
@@ -63,6 +63,11 @@ bench-engine: setup
 bench-engine-gpu:
 	PYTHONPATH=engine $(PYTHON) engine/benchmarks/bench_engine.py --device cuda --dtype bfloat16 --batch 1 4 16 32
 	PYTHONPATH=engine $(PYTHON) engine/benchmarks/shape8b.py
+
+# What budget `auto` loses, replayed over recorded acceptance and measured costs (a minute), then live on this machine.
+bench-auto: setup
+	cd engine && $(abspath $(BIN))/python -m benchmarks.auto_replay || test $$? = 1
+	$(BIN)/python engine/benchmarks/auto_live.py --batch 1 4
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
