@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import socket
 import subprocess
 import sys
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("--lane", default="1/1", help="do only this part of the boots, such as 2/8: several run side by side")
     parser.add_argument("--minutes", type=float, default=115.0, help="stop starting new boots after this")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engine under way ends too
     engine = Engine(asked.models, asked.budget, asked.max_running, asked.device)
     asked.results.parent.mkdir(parents=True, exist_ok=True)
     done = kept(asked.results)
