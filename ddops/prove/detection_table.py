@@ -173,7 +173,8 @@ def _power(boots: Sequence[Boot]) -> str:
         chances = (
             power.chance(sizes[level], share * seen) for level, share in (("quick", 0.05), ("standard", 0.01), ("deep", 0.002))
         )
-        rows.append(f"| {fault} | {bad} of {looked} | {' | '.join(f'{chance:.1%}' for chance in chances)} |")
+        cells = [f"{chance:.1%}" if chance < 0.999 else "> 99.9%" for chance in chances]
+        rows.append(f"| {fault} | {bad} of {looked} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
