@@ -53,10 +53,14 @@ class CostTable:
         return self.seconds[i - 1] * (1 - share) + self.seconds[i] * share
 
     def smoothed(self) -> CostTable:
-        """Never cheaper for more: measuring noise must not make a size look free."""
+        """Never cheaper for more, and never dearer than as many passes of a smaller size: disturbances must not make a
+        size look free, or so dear that it is never run.
+        """
         best = list(self.seconds)
         for i in range(len(best) - 2, -1, -1):
             best[i] = min(best[i], best[i + 1])
+        for i, size in enumerate(self.sizes):
+            best[i] = min(-(-size // self.sizes[j]) * best[j] for j in range(i + 1))
         return CostTable(self.sizes, tuple(best), self.staircase)
 
 

@@ -49,6 +49,11 @@ def test_staircase_costs_the_next_size_and_a_line_is_interpolated() -> None:
     assert line.at(0) == 0.0
 
 
+def test_a_disturbed_size_is_no_dearer_than_passes_of_a_smaller_one() -> None:
+    table = CostTable((1, 64, 128, 192, 256), (1.0, 2.0, 3.0, 90.0, 90.0), staircase=False).smoothed()
+    assert table.seconds == (1.0, 2.0, 3.0, 6.0, 6.0)
+
+
 @given(st.lists(st.floats(0.1, 9), min_size=1, max_size=9))
 def test_smoothed_table_never_falls_and_never_rises_above_what_was_measured(seconds: list[float]) -> None:
     table = CostTable(tuple(range(1, len(seconds) + 1)), tuple(seconds), staircase=True).smoothed()
