@@ -21,7 +21,7 @@ from ddops.prove.verdicts import Policy, decide
 from ddops.prove.wire import EngineError, Failure
 
 DEFAULT_POLICY = Policy()
-_DIED = "the engine died"
+_DIED = "the engine stopped answering"
 OnEvent = Callable[[Evidence], None]
 PROBES = ("applied", *dict.fromkeys(p for s in (*STAGES, *CLOSING) for p in s.probes), "served")
 
@@ -197,8 +197,10 @@ def _power(session: Session, evidence: Sequence[Evidence]) -> str:
     """By the probe that rules out most: replies scored token by token, else answers checked by running them."""
     passed = {e.probe: e for e in evidence if e.outcome is Outcome.PASS}
     counted = {name: e.sample for name, e in passed.items()}
-    if "rescore" in passed:
-        counted["rescore"] = sum(bool(t.judged and t.judged.clean) for t in session.turns)
+    scored = sum(bool(t.judged and t.judged.clean) for t in session.turns)
+    for name in ("rescore", "sweep"):  # their sensitivities are those of scored replies
+        if name in passed:
+            counted[name] = min(scored, counted[name]) if name == "sweep" else scored
     table = power.load_sensitivities()
     known = [(counted[name], entry) for name, entry in table.items() if counted.get(name)]
     if not known:

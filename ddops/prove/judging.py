@@ -229,6 +229,8 @@ def served(turns: Sequence[Turn]) -> Evidence:
         sample=len(turns),
         replay=replay_of([*failed, *stuck, *cut], 4),
     )
+    if turns and len(refused) == len(turns):
+        return replace(base, outcome=Outcome.NOT_SCORED, detail=f"the engine refused everything: {named(refused[0].error)}")
     if failed or len(cut) > 1:
         got = f"{len(failed)} of {len(turns)} requests failed, {len(cut)} more only when sent first"
         why = named(failed[0].error) if failed else cut[0].cut

@@ -97,6 +97,7 @@ def judge(speed: Speed | None, baseline: Baseline | None, gates: Gates) -> Evide
         sample=speed.rounds,
         values=speed.values(),
         expected="no baseline to compare with",
+        detail="measured, and held against nothing: there is no last known-good to compare with",
         threshold=f">= {gates.throughput:g} x last known-good",
     )
     known = baseline.get("throughput") if baseline else None

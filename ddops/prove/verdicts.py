@@ -100,4 +100,4 @@ def _why(items: Sequence[Evidence]) -> str:
 def _passed(evidence: Sequence[Evidence]) -> str:
     done = sum(e.outcome is Outcome.PASS for e in evidence)
     skipped = [e.probe for e in evidence if e.outcome is Outcome.NOT_SCORED]
-    return f"{done} probes passed" + (f"; not scored: {', '.join(skipped)}" if skipped else "")
+    return f"{done} {'probe' if done == 1 else 'probes'} passed" + (f"; not scored: {', '.join(skipped)}" if skipped else "")

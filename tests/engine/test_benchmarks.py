@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -173,7 +174,10 @@ def test_an_arm_is_called_and_sleeps_between_calls(tmp_path: Path) -> None:
     worker = Worker([sys.executable, "-c", ECHO], {}, tmp_path / "log", deadline=60)
     try:
         assert [worker.call("add", n=i, deadline=60).value for i in (1, 2)] == [2, 3]
-        state = Path(f"/proc/{worker._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        stat = Path(f"/proc/{worker._process.pid}/stat")
+        ends = time.monotonic() + 30  # the stop is sent, and seen a moment later
+        while (state := stat.read_text().rsplit(")", 1)[1].split()[0]) != "T" and time.monotonic() < ends:
+            time.sleep(0.01)
         assert state == "T"
         with pytest.raises(WorkerError, match="no; see"):
             worker.call("fail", deadline=60)

@@ -153,4 +153,4 @@ def _same_again(bench: Bench, swept: _Swept, base: Evidence) -> Evidence:
     pairs = compare_pairs(bench, SWEEP, swept.pairs, base.expected)
     if pairs.outcome is Outcome.FAIL:
         return replace(pairs, got=f"{base.got}; {pairs.got}")
-    return replace(base, got=f"{base.got}; {pairs.got}")
+    return replace(base, got=f"{base.got}; {pairs.got}", detail=pairs.detail)
