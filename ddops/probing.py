@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from ddops.journal.outputs import check_writable
 if TYPE_CHECKING:
     from ddops.prove.client import EngineClient
     from ddops.prove.evidence import Evidence, Verdict
+    from ddops.prove.replay import Replayed
     from ddops.session import Session
 
 _EXITS = {"pass": Exit.OK, "inconclusive": Exit.INCONCLUSIVE}
@@ -37,6 +39,8 @@ class Asked:
     def __post_init__(self) -> None:
         from ddops.prove.battery import PROBES
 
+        if self.replay and (self.only or self.save or self.reference or self.as_json):
+            raise UsageError("--replay goes with none of --only, --save, --reference and --json", means="nothing was probed")
         if self.save is not None:
             check_writable("--save", self.save)
         if self.reference is not None:
@@ -127,13 +131,20 @@ def _replay(client: EngineClient, file: str) -> Exit:
         raise UsageError(f"{file} is no saved verdict: {problem}", means="nothing was probed") from problem
     found = replay.replay(client, evidence)
     for one in found:
-        word = "error" if one.error else "wrong" if one.right is False else "same" if one.same else "differs"
-        click.echo(f"{word:<8} {one.probe:<14} {one.label}  {one.error or one.now[:60]!r}")
+        click.echo(f"{_word(one):<8} {one.probe:<14} {one.label}  {one.error or one.now[:60]!r}")
     if not found:
         raise UsageError(f"{file} keeps no requests", means="nothing was probed")
+    words = Counter(_word(one) for one in found)
+    told = ", ".join(f"{count} {word}" for word, count in words.most_common())
+    right = sum(one.right is True for one in found)
+    click.echo(f"{len(found)} requests sent again: {told}; {right} of those that can be checked are right")
     if any(one.error or one.right is False for one in found):
         return Exit.RESTORE_FAILED
     return Exit.OK if all(one.same for one in found) else Exit.INCONCLUSIVE
+
+
+def _word(one: Replayed) -> str:
+    return "error" if one.error else "wrong" if one.right is False else "same" if one.same else "differs"
 
 
 def _show(where: str, verdict: Verdict, asked: Asked) -> None:

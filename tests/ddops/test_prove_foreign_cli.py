@@ -42,6 +42,9 @@ def test_a_lying_server_leaves_with_its_code_and_one_json_object(tmp_path: Path)
         assert result.exit_code == 5
         assert json.loads(result.stdout)["verdict"]["kind"] == "corrupt"
         again = probe("--url", url, "--replay", str(saved))
+        assert "requests sent again: " in again.stdout
+        beside = probe("--url", url, "--replay", str(saved), "--json")
+        assert "--replay goes with none of" in str(beside.exception)
         assert again.exit_code == 5
         assert "wrong    copy" in again.stdout
     with served(VllmServer()) as url:
