@@ -20,7 +20,7 @@ from ddops.prove.scores import (
     mean_logprob,
     threshold,
 )
-from ddops.prove.wire import Ask, Reply, Unsupported
+from ddops.prove.wire import Ask, Reply, Scored, Unsupported
 
 if TYPE_CHECKING:
     from ddops.prove.client import EngineClient
@@ -120,6 +120,11 @@ class Scorer:
             return False
         best = following.logprobs[0].top
         return not any(best[0][0] - lp <= limit.nats and self._is_end(token) for lp, token in best)
+
+    def alternatives(self, reply: Reply) -> tuple[Scored, ...]:
+        """Every generated token with its twenty best alternatives, by prefill. Raises EngineError where it cannot be had."""
+        prompt, ids = self.ids_of(reply)
+        return tuple(self.client.score((*prompt, *ids), len(prompt), top=20).tokens)
 
     def _is_end(self, token: int) -> bool:
         """Whether a token has no text of its own. True where that cannot be asked."""

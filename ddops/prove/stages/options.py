@@ -136,8 +136,7 @@ def _scored(scorer: Scorer, turn: Turn) -> Sequence[Scored]:
     """A reply's tokens with their twenty best alternatives; () where that cannot be had."""
     assert turn.reply is not None
     try:
-        prompt, ids = scorer.ids_of(turn.reply)
-        return scorer.client.score((*prompt, *ids), len(prompt), top=20).tokens
+        return scorer.alternatives(turn.reply)
     except EngineError:
         return ()
 

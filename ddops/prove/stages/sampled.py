@@ -111,8 +111,7 @@ def _scored_tokens(bench: Bench, turns: Sequence[Turn]) -> list[Any]:
     for turn in turns:
         try:
             if turn.whole and turn.reply is not None:
-                prompt, ids = scorer.ids_of(turn.reply)
-                found += scorer.client.score((*prompt, *ids), len(prompt), top=20).tokens
+                found += scorer.alternatives(turn.reply)
         except EngineError:
             continue
     return found
