@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddops import commands, plan, standing
+from ddops import commands, plan, standing, stops
 from ddops.agent import SETTLE_SECONDS, Agent, NotSettled, TooLate
 from ddops.engines import Settings
 from ddops.errors import DdopsError, Exit, Interrupted, Locked, Refused, RemoteFailed, Unreachable
@@ -79,7 +79,8 @@ class Ending(Ground):
     def took_back(self, end: Undo, change: Change) -> Outcome:
         """Undo, and end with an outcome whatever comes."""
         try:
-            return self._undo(end, change)
+            stop = stops.meet()  # it may have been lost on its way here
+            return self._undo(self.stopped(stop) if stop else end, change)
         except Interrupted as stop:
             return self._left(stop)
         except Locked as held:
@@ -90,6 +91,9 @@ class Ending(Ground):
             # The host was touched: whatever this is, it is no refusal.
             means = "whether the host is back on a verified configuration was not established"
             return Outcome(self.name, Result.RESTORE_FAILED, problem.what, means, problem.hint)
+
+    def stopped(self, stop: Interrupted) -> Undo:
+        return Undo(f"stopped by {self.by}", Result.INTERRUPTED, exit_override=stop.exit)
 
     def _undo(self, end: Undo, change: Change) -> Outcome:
         agent = self.agent

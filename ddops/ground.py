@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ddops import commands, plan, proof, readiness, recording, units
+from ddops import commands, plan, proof, readiness, recording, stops, units
 from ddops.agent import Agent
 from ddops.engines import Settings
 from ddops.errors import DdopsError, Refused, RemoteFailed
@@ -62,9 +62,13 @@ class Ground:
         proof.only(self.config)  # a probe that does not exist is found before anything is touched
 
     # ------------------------------------------------------------ steps
-    def step(self, name: str) -> Any:
-        """A context manager: the block is a step of the run, with its time and how it ended."""
-        return self.journal.step(self.name, name)
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """The block is a step of the run, with its time and how it ended. Raises Interrupted: a stop is unmet."""
+        stops.check()
+        with self.journal.step(self.name, name):
+            stops.check()
+            yield
 
     def warn(self, text: str) -> None:
         self.agent.warn(text)
@@ -100,7 +104,9 @@ class Ground:
     def _holder(self) -> str:
         return f"{self.by}, run {self.agent.run}\n{self.options.command}\n"
 
-    def check_taken(self) -> None:
+    def check(self) -> None:
+        """Raises Taken, or Interrupted: no more is to be done towards a confirmation."""
+        stops.check()
         if self.taken.is_set():
             raise Taken("the trial was settled by the other side")
 
@@ -140,7 +146,7 @@ class Ground:
             self.journal,
             level=self.level,
             baseline=baseline,
-            check=self.check_taken,
+            check=self.check,
         )
 
     def prove_current(self, unit: Unit, settings: Settings, observed: Observed) -> tuple[str, Proof | None]:

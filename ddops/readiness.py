@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddops import stops
 from ddops.errors import ConnectionLost, DdopsError, RemoteTimeout
 from ddops.state import UnitState
 
@@ -85,6 +86,7 @@ def wait(
     next_look = 0.0
     unit = UnitState()
     while (elapsed := time.monotonic() - begun) < budget_seconds:
+        stops.check()
         if elapsed >= next_look:
             state, unit = agent.trial()
             next_look = elapsed + UNIT_SECONDS

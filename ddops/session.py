@@ -6,17 +6,15 @@ a safe state, the second leaves, and the host's own guard does the rest.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from ddops import journal as journals
-from ddops import rollout
+from ddops import rollout, stops
 from ddops.agent import Agent
 from ddops.errors import DdopsError, Exit, Interrupted
 from ddops.outcome import Outcome, Result, from_error
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from ddops.inventory import Fleet, HostConfig
 
 CONNECT_SECONDS = 30.0
-STOPS = {signal.SIGINT: Exit.SIGINT, signal.SIGTERM: Exit.SIGTERM, signal.SIGHUP: Exit.SIGHUP}
 
 Act = Callable[[Agent], Outcome]
 
@@ -89,7 +86,7 @@ class Session:
         """Change the hosts one after the other: the canary of each architecture first, none once a limit is met."""
         policy = rollout.policy(self.fleet.rollout)
         by_name = {host.name: host for host in self.hosts}
-        with self._stoppable():
+        with stops.stoppable():
             while isinstance(step := rollout.decide(self.hosts, self.outcomes, policy), rollout.Continue):
                 if not self._all([by_name[step.hosts[0].name]], act):  # the rest of the batch is decided on anew
                     return
@@ -98,7 +95,7 @@ class Session:
 
     def each(self, act: Act) -> None:
         """Every host gets its turn, whatever becomes of the others: for commands that change no configuration."""
-        with self._stoppable():
+        with stops.stoppable():
             self._all(self.hosts, act)
 
     def _all(self, hosts: Sequence[HostConfig], act: Act) -> bool:
@@ -112,6 +109,7 @@ class Session:
     def _one(self, config: HostConfig, act: Act) -> Outcome:
         agent: Agent | None = None
         try:
+            stops.check()
             with self.connected(config) as agent:
                 outcome = act(agent)
         except Interrupted as problem:
@@ -123,36 +121,13 @@ class Session:
 
     def finish(self, *, changes_exit: bool = False) -> NoReturn:
         """Write every output and leave with the run's exit code."""
-        for number in STOPS:
-            signal.signal(number, signal.SIG_IGN)  # all is done; what is left is to say so
+        stops.ignore()
         code = rollout.exit_code(self.outcomes)
         if changes_exit and code is Exit.OK and any(outcome.facts.get("changes") for outcome in self.outcomes):
             code = Exit.CHANGES
         self.journal.emit("run.finished", exit=int(code))
         self._outputs.write()
         raise SystemExit(int(code))
-
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """STOPS become Interrupted in the main thread; each further one raises again.
-
-        A hang-up counts once, as a closing terminal may send several; under nohup it does not count at all.
-        """
-
-        def stop(number: int, _: FrameType | None) -> None:
-            if number == signal.SIGHUP:
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            problem = Interrupted(f"stopped by {signal.Signals(number).name}", means="nothing was changed")
-            problem.exit = STOPS[signal.Signals(number)]
-            raise problem
-
-        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-        before = {number: signal.signal(number, stop) for number in STOPS if number not in kept}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _left(config: HostConfig, stop: Interrupted) -> Outcome:

@@ -157,7 +157,7 @@ class Transaction(Ending):
                 agent.armed = True
         except Interrupted as stop:  # it may be armed
             agent.armed = True
-            return self.took_back(Undo(f"stopped by {self.by}", Result.INTERRUPTED, exit_override=stop.exit), change)
+            return self.took_back(self.stopped(stop), change)
         state: Trial | None = None
         try:
             with agent.heartbeat(self.taken.set):
@@ -165,7 +165,7 @@ class Transaction(Ending):
                 if not isinstance(end, Undo):
                     state = self._confirm(change, end)
         except Interrupted as stop:
-            end = Undo(f"stopped by {self.by}", Result.INTERRUPTED, exit_override=stop.exit)
+            end = self.stopped(stop)
         except (Taken, TooLate):
             end = Undo("the host's guard was faster: no heartbeat reached it in time")
         except Unreachable as lost:
@@ -218,7 +218,7 @@ class Transaction(Ending):
         """Wait for the switch, which runs on the host by itself: the old engine gone, the new one started."""
         give_up = time.monotonic() + self.room.wait_seconds + SETTLE_SECONDS
         while time.monotonic() < give_up:
-            self.check_taken()
+            self.check()
             state, _ = self.agent.trial()
             if state is None or not state.open or state.token:
                 raise Taken("the trial was settled by the other side")
