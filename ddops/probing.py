@@ -13,7 +13,8 @@ import click
 
 from ddops.endpoint import Address, connected
 from ddops.errors import DdopsError, Exit, Unreachable, UsageError
-from ddops.journal import redact
+from ddops.journal import SECRETS, redact
+from ddops.journal.events import plain
 from ddops.journal.outputs import check_writable
 
 if TYPE_CHECKING:
@@ -109,11 +110,13 @@ def _reach(where: str, client: EngineClient) -> None:
 
 
 def _ask(client: EngineClient, asked: Asked) -> Verdict:
+    from ddops import report
     from ddops.prove import battery
     from ddops.prove.evidence import Level
 
     def on_event(evidence: Evidence) -> None:
-        click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {evidence.got or evidence.detail}", err=True)
+        said = report.one_line(redact(evidence.got or evidence.detail))
+        click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {said}", err=True)
 
     with ExitStack() as stack:
         named = Address(asked.reference, option="--reference") if asked.reference else None
@@ -153,6 +156,12 @@ def _show(where: str, verdict: Verdict, asked: Asked) -> None:
     if asked.as_json:
         click.echo(json.dumps({"v": 1, "at": where, "verdict": verdict.to_dict(replay=False)}))
         return
-    click.echo(f"{where}: {verdict.kind}: {verdict.why}")
+    from ddops import report
+
+    # Masked before anything is shortened: half of a secret is one too.
+    told = plain(verdict.to_dict(), SECRETS)
+    click.echo(report.one_line(f"{where}: {told['kind']}: {told['why']}", 600))
+    for line in report.wrong(report.not_passed(told)) if verdict.kind != "pass" else ():
+        click.echo("  " + report.for_ci(line))
     if verdict.power:
         click.echo(verdict.power)

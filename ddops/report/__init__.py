@@ -10,10 +10,10 @@ from ddops.report.github import annotate, outputs, step_summary
 from ddops.report.html import html
 from ddops.report.junit import junit
 from ddops.report.markdown import markdown
-from ddops.report.model import HostRun, Run, Step, fold
-from ddops.report.summary import summary
+from ddops.report.model import HostRun, Run, Step, fold, not_passed
+from ddops.report.summary import summary, wrong
 from ddops.report.tables import history_table, status_table
-from ddops.report.text import clean, for_ci
+from ddops.report.text import clean, for_ci, one_line
 
 __all__ = [
     "HostRun",
@@ -28,8 +28,11 @@ __all__ = [
     "html",
     "junit",
     "markdown",
+    "not_passed",
+    "one_line",
     "outputs",
     "status_table",
     "step_summary",
     "summary",
+    "wrong",
 ]

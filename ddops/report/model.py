@@ -67,6 +67,12 @@ class HostRun:
         of_change = [verdict for name, verdict in verdicts if name == "prove"]
         return of_change[-1] if of_change else (verdicts[-1][1] if verdicts else None)
 
+    def with_replay(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """A piece of a verdict's evidence with the requests it rests on, which only its own event carries."""
+        same = ("probe", "outcome", "got", "detail")
+        told = (probe for _, probe in self.probes if all(probe.get(key) == item.get(key) for key in same))
+        return next(told, dict(item))
+
     def step(self) -> Step:
         """The step that events without one belong to."""
         if not self.steps:

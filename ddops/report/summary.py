@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddops.report.model import GOOD, HostRun, Run, not_passed
 from ddops.report.progress import evidence_text
+from ddops.report.samples import exchange, reason
 from ddops.report.text import clean, count_text, mapping, one_line, sequence, settings_text
 
 # The names under which probes report their speed, best first.
 SPEED_KEYS = ("throughput", "coding_tokens_per_second")
 SHOWN_EVIDENCE = 5
+SHOWN_SAMPLES = 2
 
 
 def summary(run: Run) -> str:
@@ -41,7 +43,7 @@ def _host_block(host: HostRun) -> str:
     if verdict and good:
         lines.append(indent + score(verdict))
     if verdict and not good:
-        lines += [f"{indent}{evidence_text(item)}" for item in not_passed(verdict)[:SHOWN_EVIDENCE]]
+        lines += [indent + line for line in wrong([host.with_replay(item) for item in not_passed(verdict)])]
     if outcome.get("means"):
         lines.append(indent + one_line(outcome["means"], 600))
     if host.result == "planned":
@@ -49,6 +51,17 @@ def _host_block(host: HostRun) -> str:
     if outcome.get("hint"):
         lines.append(f"hint:  {one_line(outcome['hint'], 600)}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def wrong(evidence: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each probe that did not pass; for the first of them also why, what was asked and what came."""
+    told: list[list[str]] = []
+    for number, item in enumerate(evidence[:SHOWN_EVIDENCE]):
+        yield evidence_text(item)
+        if number < SHOWN_SAMPLES:
+            again = (found := exchange(item)) in told  # the same reply tells of several probes
+            yield from ("  " + line for line in [*reason(item), *([] if again else found)])
+            told.append(found)
 
 
 def score(verdict: Mapping[str, Any]) -> str:

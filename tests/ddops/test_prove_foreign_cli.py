@@ -53,6 +53,22 @@ def test_a_lying_server_leaves_with_its_code_and_one_json_object(tmp_path: Path)
     assert "differs  copy" in healed.stdout
 
 
+def test_a_failed_verdict_shows_the_prompt_what_was_expected_and_what_came() -> None:
+    with served(VllmServer(lies=Lies(kind="typo"))) as url:
+        result = probe("--url", url, "--only", "copy")
+    asked, expected, came = (_row(result.stdout, name) for name in ("asked", "expected", "came"))
+    assert asked.startswith("Repeat these ids exactly")
+    assert expected.split()[0] in asked
+    assert came
+    assert came != expected
+    with served(VllmServer()) as url:
+        assert "asked" not in probe("--url", url, "--only", "copy").stdout
+
+
+def _row(text: str, name: str) -> str:
+    return next(line.split(maxsplit=1)[1] for line in text.splitlines() if line.strip().startswith(f"{name} "))
+
+
 def test_another_engine_with_the_same_weights_scores_what_a_plain_server_cannot() -> None:
     with served(PlainServer()) as url, served(VllmServer()) as reference:
         result = probe("--url", url, "--reference", f"{reference}/v1", "--only", "copy", "--only", "rescore")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddops import journal as journals
 from ddops import report
 from ddops.journal import Collector, Journal
 from ddops.report.markdown import cell, fenced
@@ -83,6 +84,93 @@ def test_a_bad_change_says_what_happened_what_it_means_and_what_to_do() -> None:
         "       gpu-03 is back on its last verified configuration\n"
         "hint:  ddops history --host gpu-03\n"
     )
+
+
+def turn(prompt: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"label": "coding", "ask": {"messages": [["user", prompt]]}, "text": text} | more
+
+
+def told(*evidence: dict[str, Any], kind: str = "corrupt") -> str:
+    verdict = {"kind": kind, "why": "", "evidence": [{**item, "replay": []} for item in evidence]}
+    story = Story("a")
+    with story.journal.step("a", "prove"):
+        for item in evidence:
+            story.journal.emit("probe", host="a", evidence=item)
+        story.journal.emit("verdict", host="a", verdict=verdict)
+    result = "inconclusive" if kind == "inconclusive" else "rolled-back"
+    return report.summary(story.ends("a", result, 4, facts={"verdict": verdict}).run(4))
+
+
+def test_what_was_wrong_is_shown_with_what_was_asked_expected_and_came() -> None:
+    good, wrong = turn("What is 1 + 1?", "2", ok=True), turn("What is 2 + 2?\nDigits.", "5\nsurely", ok=False, found="5")
+    said = told(evidence("answers", "fail", got="1/2 right", replay=[good, wrong | {"expect": {"number": 4}}]))
+    assert said.splitlines()[2:6] == [
+        "         asked     What is 2 + 2? Digits.",
+        "         expected  4",
+        "         came      5 surely",
+        "         found     5",
+    ]
+
+
+def test_two_probes_show_what_was_wrong_and_the_same_reply_is_shown_once() -> None:
+    one, two = turn("P", "garbage", ok=False), turn("Q", "rubbish", ok=False)
+    probes = [evidence(name, "fail", got="0/1", detail=f"{name} is bad", replay=[one]) for name in ("coding", "rescore")]
+    said = told(*probes, evidence("copy", "fail", got="0/1", detail="copy is bad", replay=[two]))
+    assert said.count("garbage") == 1
+    assert [f"{name} is bad" in said for name in ("coding", "rescore", "copy")] == [True, True, False]
+    assert "copy: 0/1" in said
+    assert "rubbish" not in said
+
+
+@pytest.mark.parametrize(
+    ("expect", "words"),
+    [
+        ({"function": "gcd"}, "code in which gcd gives the right values"),
+        ({"function": "gcd", "mark": "K7-X"}, "code in which gcd gives the right values, with K7-X in its first line"),
+        ({"functions": ["a", "b"]}, "code in which a, b gives the right values"),
+        ({"ids": ["k1", "k2"]}, "k1 k2"),
+        ({"mark": "K7-X"}, "K7-X"),
+        ({"word": "Tomar", "others": ["Veska"]}, "Tomar"),
+        ({"object": {"name": "Alice"}}, '{"name": "Alice"}'),
+        ({"tool": "get_weather", "arguments": {"city": "Oslo"}}, '{"tool": "get_weather", "arguments": {"city": "Oslo"}}'),
+    ],
+)
+def test_what_was_expected_is_said_in_words_for_every_kind_of_prompt(expect: dict[str, Any], words: str) -> None:
+    said = told(evidence("copy", "fail", got="0/1", replay=[turn("P", "no", ok=False, expect=expect)]))
+    assert f"expected  {words}\n" in said
+
+
+def test_an_inconclusive_verdict_shows_the_request_that_got_no_answer() -> None:
+    lost = turn("Write", "", error="Hung: nothing came for 30 s")
+    said = told(evidence("served", "error", got="1 of 2 answered", detail="hung", replay=[lost]), kind="inconclusive")
+    assert "came      Hung: nothing came for 30 s" in said
+    empty = told(evidence("answers", "error", got="0/1", replay=[turn("Write", "", ok=False)]), kind="inconclusive")
+    assert "came      (nothing)" in empty
+
+
+def test_replies_that_should_be_equal_are_shown_from_where_they_part() -> None:
+    same = "word " * 100
+    said = told(evidence("modes", "fail", got="0 equal", replay=[turn("P", same + "left on"), turn("P", same + "right")]))
+    assert "came      ...word" in said
+    assert "left on\n" in said
+    assert "and also  ...word" in said
+    assert "right\n" in said
+
+
+def test_a_leak_is_shown_where_it_stands() -> None:
+    reader = turn("Write gcd", "def gcd(a, b): pass # " * 20 + "ZEBRA-4417 end", marks=["K7-X"])
+    said = told(evidence("isolation", "fail", got="1 mark", replay=[reader, turn("ZEBRA?", "x", marks=["ZEBRA-4417"])]))
+    assert "ZEBRA-4417 end\n" in said
+
+
+def test_what_came_is_short_and_neither_controls_the_terminal_nor_shows_a_secret() -> None:
+    journal_secret = "hunter2-secret"
+    journals.mask(journal_secret)
+    nasty = "\x1b[31mred\x07\r\u202e ::error::x " + "y" * 149 + journal_secret
+    said = told(evidence("coding", "fail", got="0/1", replay=[turn(nasty, nasty, ok=False)]))
+    assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", said)
+    assert "hunter" not in said
+    assert max(map(len, said.splitlines())) < 200
 
 
 def test_a_fleet_is_counted_and_hosts_left_out_are_named() -> None:
