@@ -110,7 +110,7 @@ def probe(
     """Run the proof battery against a host or an endpoint; nothing is changed or recorded."""
     from ddops import endpoint, probing
 
-    asked = probing.Asked(level, only, replay, save, reference, as_json)
+    asked = probing.Asked(level, only, replay, save, reference, as_json, on_host=not url)
     if url:
         if hosts:
             raise UsageError("--url and --host exclude each other", means="nothing was probed")

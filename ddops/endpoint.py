@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddops.errors import Unreachable, UsageError
+from ddops import greeting
+from ddops.errors import UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -67,8 +68,8 @@ def connected(address: Address) -> Iterator[EngineClient]:
     """A client of the engine there, which has answered.
 
     Raises:
-        Unreachable: no HTTP server answers, or not with HTTP.
-        UsageError: the address, the key or the model's name is missing or wrong.
+        Unreachable: nothing answers.
+        UsageError: what answers is no engine; the address, the key or the model's name is missing or wrong.
     """
     import httpx
 
@@ -76,14 +77,30 @@ def connected(address: Address) -> Iterator[EngineClient]:
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     with httpx.Client(base_url=address.base, limits=limits) as http:
+        _greet(address, http)
         kind = _kind(address, http)
         client = EngineClient(http, kind, api_key=address.api_key, model=address.model)
         _check_model(address, client)
         yield client
 
 
+def _greet(address: Address, http: httpx.Client) -> None:
+    """Nothing that listens is not an engine that died, nor is a web server: it is said before anything is probed."""
+    import httpx
+
+    try:
+        greeting.check(http, _who(address))
+    except httpx.RequestError as problem:
+        raise greeting.unheard(_who(address), problem) from problem
+
+
+def _who(address: Address) -> greeting.Greeted:
+    kind = "" if address.engine == AUTO else address.engine
+    return greeting.Greeted(address.url, kind, address.option, address.api_key, address.model)
+
+
 def _kind(address: Address, http: httpx.Client) -> str:
-    """What it speaks. Nothing that listens is not an engine that died: it is said before anything is probed."""
+    """What it speaks."""
     from ddops.prove.client import identify
     from ddops.prove.wire import Denied, EngineError
 
@@ -93,15 +110,10 @@ def _kind(address: Address, http: httpx.Client) -> str:
         hint = "the key in --api-key-file is another one" if address.api_key else _key_hint(address)
         raise UsageError(f"{address.url} wants an API key ({problem})", means=_NOTHING, hint=hint) from problem
     except EngineError as problem:
-        hint = _CERTIFICATE if "CERTIFICATE_VERIFY_FAILED" in str(problem) else _START.format(address.option)
-        raise Unreachable(f"{address.url}: nothing answers there ({problem})", means=_NOTHING, hint=hint) from problem
+        raise greeting.unheard(_who(address), problem) from problem
     if address.engine not in (AUTO, found):
         click.echo(f"warning: {address.url} looks like {found}; it is asked as {address.engine}", err=True)
     return found if address.engine == AUTO else address.engine
-
-
-_START = "start the engine, or name its address: {} http://ADDRESS:PORT"
-_CERTIFICATE = "name the file with its authority's certificate in SSL_CERT_FILE"
 
 
 def _key_hint(address: Address) -> str:

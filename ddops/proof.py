@@ -6,12 +6,12 @@ starts, stops or records anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddops import recording
+from ddops import recording, twins
 from ddops.engines import Settings, profile_of
 from ddops.errors import ConnectionLost, DdopsError, RemoteTimeout, UsageError
 from ddops.plan import key as memory_key
@@ -82,11 +82,33 @@ def _at_address(agent: Agent, named: str, stack: ExitStack) -> EngineClient | No
     """Any engine with the same weights, whatever it speaks."""
     from ddops.endpoint import Address, connected
 
+    if twins.same_place(named, address(agent.config)):
+        agent.warn(_ITSELF.format(named))
+        return None
     try:
         return stack.enter_context(connected(Address(named, option="prove.reference")))
     except DdopsError as problem:
         agent.warn(f"the reference {named} cannot be asked ({problem.what}); what only it can score is not scored")
         return None
+
+
+_ITSELF = (
+    "the reference {} is the engine that is proven: it proves nothing of itself; what only another can score is not scored"
+)
+
+
+def address(config: HostConfig) -> str:
+    """Where others reach the engine of a host."""
+    host = f"[{config.address}]" if ":" in config.address else config.address
+    return f"http://{host}:{config.engine.port}"
+
+
+def _another(agent: Agent, engine: EngineClient, scorer: EngineClient | None) -> EngineClient | None:
+    """The reference, unless it is the proven engine by another name."""
+    if scorer is None or not twins.same_process(engine, scorer):
+        return scorer
+    agent.warn(_ITSELF.format(agent.config.prove.reference))
+    return None
 
 
 def _living(agent: Agent, name: str, scorer: EngineClient) -> EngineClient | None:
@@ -98,18 +120,38 @@ def _living(agent: Agent, name: str, scorer: EngineClient) -> EngineClient | Non
 
 
 def only(config: HostConfig) -> frozenset[str] | None:
-    """The probes the inventory restricts a proof to; None: all of the level's.
+    """The probes the inventory restricts a proof to; None: all of the level's. Raises as `restricted`."""
+    return restricted(config.prove.probes, f"{config.name}: prove.probes", means="nothing was done")
+
+
+_OF_A_HOST = {"applied": "compares what runs with a host's unit", "golden": "compares with answers recorded on a host"}
+
+
+def restricted(names: Sequence[str], what: str, *, means: str, on_host: bool = True) -> frozenset[str] | None:
+    """The probes that are named, if they can come to anything; None: all of the level's.
+
+    Args:
+        what: what named them, for messages.
+        on_host: False where only an address is known.
 
     Raises:
-        UsageError: one that does not exist.
+        UsageError: one does not exist, needs a host, or looks at replies that no other one asks for.
     """
     from ddops.prove.battery import PROBES
+    from ddops.prove.stages import CLOSING
 
-    for name in config.prove.probes:
+    for name in names:
         if name not in PROBES:
-            hint = f"there are {', '.join(PROBES)}"
-            raise UsageError(f"{config.name}: prove.probes: no probe is called {name!r}", means="nothing was done", hint=hint)
-    return frozenset(config.prove.probes) or None
+            raise UsageError(f"{what}: no probe is called {name!r}", means=means, hint=f"there are {', '.join(PROBES)}")
+        if name in _OF_A_HOST and not on_host:
+            raise UsageError(f"{what}: {name} {_OF_A_HOST[name]}", means=means, hint="probe the host itself: --host NAME")
+    looking = {"served", *(probe for stage in CLOSING for probe in stage.probes)}
+    looks = [name for name in names if name in looking]
+    if looks and not set(names) - looking - {"applied"}:
+        hint = f"name one that asks for replies as well, such as coding or copy; {looks[0]} then judges those"
+        said = f"{what}: {looks[0]} sends nothing by itself: it looks at the other probes' replies"
+        raise UsageError(said, means=means, hint=hint)
+    return frozenset(names) or None
 
 
 def _api_key(agent: Agent) -> str | None:
@@ -185,6 +227,7 @@ def _once(
         info = _report(engine)
         golden = recording.read(agent)
         same = applied.compare(unit, observed, info, profile, settings, invocation)
+        scorer = _another(agent, engine, scorer)
         verdict = battery.run(
             engine,
             level=Level(level),
@@ -201,6 +244,27 @@ def _once(
         made = recording.make(agent, engine, settings) if golden is None and verdict.kind == "pass" else None
     journal.emit("verdict", host=config.name, verdict=verdict.to_dict(replay=False))
     return Proof(verdict, memory_key(config, settings, observed, info), observed, settings, made)
+
+
+def standing(agent: Agent, engine: EngineClient) -> tuple[Evidence | None, Golden | None]:
+    """What a proof on a host has beside its traffic, for a look that changes nothing: whether what runs is what the
+    unit says (None without a unit), and the recorded answers.
+
+    Raises:
+        Refused: the unit cannot be read.
+    """
+    from ddops import units
+    from ddops.prove import applied
+
+    observed, config = agent.look(), agent.config
+    golden = recording.read(agent) if observed.script_digest else None
+    on_trial = observed.trial is not None and observed.trial.open
+    text = observed.trial_unit if on_trial else observed.etc_unit or observed.loaded_fragment
+    if text is None:
+        return None, golden
+    unit = units.from_text(agent.unit, text)
+    settings, start = units.settings(unit, config), observed.unit.invocation_id
+    return applied.compare(unit, observed, _report(engine), profile_of(config.engine), settings, start), golden
 
 
 def _report(engine: EngineClient) -> dict[str, Any] | None:

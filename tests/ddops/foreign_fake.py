@@ -377,6 +377,8 @@ def served(engine: FakeEngine, tls: ssl.SSLContext | None = None) -> Iterator[st
             self.send_response(reply.status_code)
             self.send_header("content-length", str(len(data)))
             self.send_header("content-type", reply.headers.get("content-type", "text/event-stream"))
+            if "location" in reply.headers:
+                self.send_header("location", reply.headers["location"])
             self.end_headers()
             self.wfile.write(data)
 

@@ -141,6 +141,13 @@ def test_a_probe_of_nothing_says_that_nothing_answers(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_probes_that_can_come_to_nothing_alone_are_found_without_any_host(folder: Path) -> None:
+    (folder / "inventory.yaml").write_text(INVENTORY.replace("10.0.0.1,", "10.0.0.1, prove: {probes: [applied, rescore]},"))
+    done = ddops("inventory", cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert "prove.probes: rescore sends nothing by itself" in done.stderr
+
+
 def test_a_probe_that_does_not_exist_is_found_without_any_host(folder: Path) -> None:
     (folder / "inventory.yaml").write_text(INVENTORY.replace("10.0.0.1,", "10.0.0.1, prove: {probes: [codng]},"))
     for words in (["inventory"], ["verify", "--host", "b300-01"]):

@@ -52,3 +52,11 @@ def test_a_reference_that_cannot_be_asked_is_named_with_the_reason(server: FakeE
             assert scorer is None
     [warning] = asked.warned
     assert "wants an API key" in warning or "serves a, b" in warning
+
+
+def test_a_reference_at_the_address_of_the_proven_engine_is_named_and_not_asked() -> None:
+    asked = agent("http://10.0.0.1:30000/v1")
+    with proof.reference(asked) as scorer:
+        assert scorer is None
+    [warning] = asked.warned
+    assert "is the engine that is proven" in warning
