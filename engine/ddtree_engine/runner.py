@@ -19,7 +19,7 @@ from ddtree_engine.forest import Forest, Growth, Sizes, grow
 from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment, Sight, batch_rows, bucket
 from ddtree_engine.sampling import RowSampling, best
-from ddtree_engine.threads import Threads, numbers_per_product
+from ddtree_engine.threads import Crowd, Threads, numbers_per_product, slowest_wake
 from ddtree_engine.tree import Tree
 
 EXTEND_ROWS = 1024  # context tokens that the drafter catches up with at once; bounds its activations
@@ -71,14 +71,16 @@ class Runner:
         self.staircase = False  # whether a pass costs as much as the next captured size
         self.row_sizes: tuple[int, ...] = ()  # captured, ascending; () where any size runs as it is
         self.request_sizes: tuple[int, ...] = ()
-        self._verify_threads = self._threads(target.config.stack)
-        self._draft_threads = self._threads(drafter.config.stack) if drafter is not None else None
+        most = torch.get_num_threads()
+        crowd = Crowd(lambda: slowest_wake(most))
+        self._verify_threads = self._threads(most, target.config.stack, crowd)
+        self._draft_threads = self._threads(most, drafter.config.stack, crowd) if drafter is not None else None
 
-    def _threads(self, stack: StackConfig) -> Threads | None:
+    def _threads(self, most: int, stack: StackConfig, crowd: Crowd) -> Threads | None:
         """None off the CPU, where threads are not what a pass waits for."""
         if self.device.type != "cpu":
             return None
-        return Threads(torch.get_num_threads(), numbers_per_product(stack), self.target.embedding.itemsize)
+        return Threads(most, numbers_per_product(stack), self.target.embedding.itemsize, crowd)
 
     def batch(self, segments: Sequence[Segment]) -> RowBatch:
         """The rows of a pass; on CPU padded to sizes that come back."""
@@ -91,7 +93,7 @@ class Runner:
         Returns hidden states [padded rows, hidden] before the final norm.
         """
         if self._verify_threads is not None:
-            self._verify_threads.use(rows.padded)
+            self._verify_threads.start(rows.padded)
         self.featured = features and self.drafter is not None
         taps = self.drafter.taps if self.drafter is not None and self.featured else ()
         attend = self._attend(rows, self.target.config.stack.heads, self.target.config.stack.kv_heads)
@@ -99,6 +101,8 @@ class Runner:
         if self.drafter is not None and self.featured:
             assert self.cache.features is not None
             self.cache.features.index_copy_(0, rows.slots, self.drafter.features(hidden.tapped))
+        if self._verify_threads is not None:
+            self._verify_threads.stop()
         return hidden.last
 
     def logits(self, hidden: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -141,10 +145,12 @@ class Runner:
         assert self.drafter is not None
         assert self.cache.drafter is not None
         if self._draft_threads is not None:
-            self._draft_threads.use(rows.padded)
+            self._draft_threads.start(rows.padded)
         stack = self.drafter.config.stack
         attend = self._attend(rows, stack.heads, stack.kv_heads)
         logprobs, ids = self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
+        if self._draft_threads is not None:
+            self._draft_threads.stop()
         return logprobs[: len(rows.segments)], ids[: len(rows.segments)]
 
     def grow(self, logprobs: torch.Tensor, token_ids: torch.Tensor, growth: Growth, sizes: Sizes) -> Forest:
