@@ -157,7 +157,7 @@ class Ending(Ground):
         if found is not None:
             entry = self.proof_entry(Kind.FAILED, before.digest, found, why=broken)
             self.keep_evidence(found)
-        self.agent.record(replace(entry, extra={"restored": True}))
+        self.agent.record(replace(entry, extra=entry.extra | {"restored": True}))
 
     def _back(self, end: Undo, change: Change, restored: str, facts: dict[str, Any]) -> Outcome:
         if change.revoke and end.exit_override is None:
@@ -186,7 +186,7 @@ class Ending(Ground):
                 settings=change.settings.to_dict(),
                 key=key,
                 why=end.why,
-                extra={"known_bad": end.known_bad},
+                extra={"known_bad": end.known_bad} | ({"environment": True} if end.facts.get("environment") else {}),
             )
             self.agent.record(entry)
             if end.proof is not None:

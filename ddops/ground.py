@@ -128,7 +128,7 @@ class Ground:
 
     def ready(self, invocation: str, *, trial: bool) -> readiness.Ready | readiness.Died | readiness.Taken:
         with proof.client(self.agent) as engine:
-            return readiness.wait(
+            state = readiness.wait(
                 self.agent,
                 engine,
                 self.journal,
@@ -136,9 +136,15 @@ class Ground:
                 budget_seconds=self.config.ready.timeout_seconds,
                 trial=trial,
             )
+        if isinstance(state, readiness.Died):
+            self._tell_death(state)
+        return state
+
+    def _tell_death(self, death: readiness.Died) -> None:
+        self.journal.emit("died", host=self.name, why=death.why, lines=list(death.lines))
 
     def prove(self, unit: Unit, settings: Settings, invocation: str, baseline: Baseline | None) -> Proof:
-        return proof.prove(
+        found = proof.prove(
             self.agent,
             unit,
             settings,
@@ -148,6 +154,11 @@ class Ground:
             baseline=baseline,
             check=self.check,
         )
+        if found.verdict.kind != "crashed":
+            return found
+        death = readiness.autopsy(self.agent, found.observed.unit)
+        self._tell_death(death)
+        return replace(found, death=death)
 
     def prove_current(self, unit: Unit, settings: Settings, observed: Observed) -> tuple[str, Proof | None]:
         """Wait for what runs now and prove it; the first value says what is wrong, "" when nothing is.
@@ -164,7 +175,7 @@ class Ground:
         found = self.prove(unit, settings, state.invocation, None)
         if found.verdict.kind == "degraded":
             self.warn(f"degraded: {found.verdict.why}")
-        return ("" if found.verdict.kind in ("pass", "degraded") else found.verdict.why), found
+        return ("" if found.verdict.kind in ("pass", "degraded") else found.why), found
 
     # ------------------------------------------------------------ records
     def entry(self, kind: Kind, digest: str, *, verdict: Verdict | None = None, **fields: Any) -> Entry:
@@ -198,6 +209,7 @@ class Ground:
             invocation=found.verdict.invocation,
             boot=found.observed.boot,
             why=why,
+            extra={"environment": True} if found.blames_host else {},
         )
 
     def keep_evidence(self, found: Proof) -> None:

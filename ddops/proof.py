@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddops.prove.evidence import Baseline, Evidence, Verdict
     from ddops.prove.golden import Golden
     from ddops.prove.verdicts import Policy
+    from ddops.readiness import Died
 
 ATTEMPTS = 3  # of one battery, each after a lost connection
 
@@ -40,6 +41,16 @@ class Proof:
     observed: Observed
     settings: Settings
     golden: Golden | None = None  # answers recorded now, where the host had none; kept once the verdict counts
+    death: Died | None = None  # what became of an engine that crashed in mid-proof
+
+    @property
+    def why(self) -> str:
+        return f"{self.verdict.why}; {self.death.why}" if self.death else self.verdict.why
+
+    @property
+    def blames_host(self) -> bool:
+        """Whether the end says nothing of the configuration: memory ran out, or somebody stopped the engine."""
+        return self.death is not None and self.death.environment
 
 
 @contextmanager

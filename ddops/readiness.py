@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 HEALTH_SECONDS = 0.2
 UNIT_SECONDS = 1.0
 LOG_LINES = 200
+SHOWN_LINES = 20  # the last ones; more when the line that explains the end stands before them
+_SHOWN_AT_MOST = 60
+AUTOPSY_SECONDS = 3.0  # within which a process that has crashed is gone, its core written
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*%")
 
@@ -120,6 +123,27 @@ def _show(journal: Journal, host: str, unit: UnitState, elapsed: float, budget: 
     journal.emit("phase", host=host, text=text, fraction=fraction_of(unit.status_text), elapsed=elapsed, budget=budget)
 
 
+def autopsy(agent: Agent, before: UnitState, seconds: float = AUTOPSY_SECONDS) -> Died:
+    """What became of an engine that stopped answering in the middle of its proof, with the last lines of its log.
+
+    Args:
+        before: the unit as it was while that start still answered.
+    """
+    begun = time.monotonic()
+    while True:
+        _, unit = agent.trial()
+        elapsed = time.monotonic() - begun
+        if death := _death(unit, before.invocation_id):
+            break
+        if elapsed >= seconds:
+            return died(agent, before.invocation_id, "its process has not ended", elapsed, hung=True)
+        time.sleep(HEALTH_SECONDS)
+    if unit.n_restarts > before.n_restarts:  # nobody else starts an engine in this way
+        return died(agent, before.invocation_id, "the engine ended by itself", elapsed)
+    outside = _from_outside(unit, before.invocation_id)
+    return died(agent, before.invocation_id, death, elapsed, environment=outside)
+
+
 def _death(unit: UnitState, invocation: str) -> str:
     """Why this start has ended, or "" while it has not."""
     if invocation and unit.invocation_id and unit.invocation_id != invocation:
@@ -172,13 +196,22 @@ def died(agent: Agent, invocation: str, why: str, seconds: float, *, hung: bool 
     except DdopsError as problem:
         return Died(seconds, f"{why}; its log could not be read: {problem.what}", (), environment, hung)
     findings = profile_of(agent.config.engine).classify_log(lines)
-    if findings:
-        worst = findings[-1]
-        return Died(
-            seconds,
-            f"{why}: {worst.meaning} ({worst.line.strip()[:200]})",
-            tuple(lines[-20:]),
-            worst.environment or environment,
-            hung,
-        )
-    return Died(seconds, why, tuple(lines[-20:]), environment, hung)
+    if not findings:
+        return Died(seconds, why, tuple(lines[-SHOWN_LINES:]), environment, hung)
+    worst = findings[-1]
+    return Died(
+        seconds,
+        f"{why}: {worst.meaning} ({worst.line.strip()[:200]})",
+        _shown(lines, worst.number),
+        worst.environment or environment,
+        hung,
+    )
+
+
+def _shown(lines: list[str], cause: int) -> tuple[str, ...]:
+    """The last lines, oldest first, and all from the one that explains the end; what is left out is said."""
+    first = min(cause, max(0, len(lines) - SHOWN_LINES))
+    if len(lines) - first <= _SHOWN_AT_MOST:
+        return tuple(lines[first:])
+    last = lines[-SHOWN_LINES:]
+    return (lines[cause], f"({len(lines) - len(last) - cause - 1} lines left out)", *last)

@@ -228,7 +228,6 @@ class Transaction(Ending):
         raise RemoteFailed(f"{self.name}: the switch did not end in time", status=0)
 
     def _died(self, death: readiness.Died) -> Undo:
-        self.journal.emit("died", host=self.name, why=death.why, lines=list(death.lines))
         facts = {"log": list(death.lines), "environment": death.environment}
         return Undo(death.why, known_bad=not death.environment and not death.hung, facts=facts)
 
@@ -237,8 +236,9 @@ class Transaction(Ending):
         if verdict.kind == "pass" or (verdict.kind == "degraded" and self.config.prove.confirm_degraded):
             return found
         result = Result.INCONCLUSIVE if verdict.kind == "inconclusive" else Result.ROLLED_BACK
-        bad = verdict.kind in ("corrupt", "crashed")
-        return Undo(f"{verdict.kind}: {verdict.why}", result, found, bad)
+        bad = verdict.kind in ("corrupt", "crashed") and not found.blames_host
+        facts = {"log": list(found.death.lines), "environment": found.blames_host} if found.death else {}
+        return Undo(f"{verdict.kind}: {found.why}", result, found, bad, facts=facts)
 
     # ================================================================ confirm
     def _confirm(self, change: Change, found: Proof) -> Trial:

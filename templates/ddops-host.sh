@@ -547,6 +547,7 @@ keep_golden() { names "$1"; locked; holds "$2"; put "$KEEP/golden.json"; }
 logs() {
     names "$1"
     case $2 in *[!0-9a-f]* | '') fail 64 "not an invocation id: $2" ;; esac
+    timeout 5 journalctl --sync > /dev/null 2>&1 || true # what a process said last may still be on its way
     journalctl -q -o cat --no-pager -n "$3" "_SYSTEMD_INVOCATION_ID=$2" + "INVOCATION_ID=$2"
 }
 release() {

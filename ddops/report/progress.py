@@ -9,7 +9,7 @@ from typing import Any
 
 from ddops.report.text import clean, mapping, one_line, seconds_text, sequence, settings_text
 
-DIED_LINES = 20
+LOG_WIDTH = 300
 Event = Mapping[str, Any]
 
 
@@ -93,8 +93,8 @@ def _plan(event: Event, _: str) -> list[str]:
 
 
 def _died(event: Event, _: str) -> list[str]:
-    said = [clean(line) for line in sequence(event.get("lines"))[-DIED_LINES:]]
-    return [f"FAIL  {one_line(event.get('why'))}", *(f"      | {one_line(line)}" for line in said)]
+    said = [clean(line).replace("\n", " ").rstrip().expandtabs() for line in sequence(event.get("lines"))]
+    return [f"FAIL  {one_line(event.get('why'), 600)}", *(f"      | {line[:LOG_WIDTH]}" for line in said)]
 
 
 _LINES: dict[str, Any] = {

@@ -165,3 +165,46 @@ def test_outside_a_trial_nobody_can_take_it() -> None:
 )
 def test_a_percentage_in_the_status_is_progress(status: str, fraction: float | None) -> None:
     assert readiness.fraction_of(status) == fraction
+
+
+# ---------------------------------------------------------------- an engine that dies in its proof
+GONE = replace(ACTIVE, active_state="failed", sub_state="failed", result="core-dump", exec_main_code=3, exec_main_status=11)
+LOG = [f"line {number}" for number in range(100)]
+
+
+def _autopsy(*units: UnitState, log: list[str] = LOG) -> readiness.Died:
+    return readiness.autopsy(FakeHost([*units], log=log), ACTIVE, seconds=0.5)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_dies_in_its_proof_is_told_with_its_last_lines_in_order() -> None:
+    death = _autopsy(ACTIVE, ACTIVE, GONE)
+    assert death.why == "the engine ended (core-dump, signal 11)"
+    assert death.lines == tuple(LOG[-20:])
+    assert not death.environment
+
+
+def test_a_death_in_the_proof_that_is_the_hosts_is_told_from_one_of_the_configuration() -> None:
+    assert _autopsy(replace(GONE, result="oom-kill")).environment
+    assert _autopsy(replace(GONE, active_state="inactive", result="success")).environment, "somebody stopped it"
+    assert _autopsy(replace(ACTIVE, invocation_id="i2")).environment, "somebody restarted it"
+    crashed = _autopsy(replace(ACTIVE, invocation_id="i2", n_restarts=1))
+    assert (crashed.why, crashed.environment) == ("the engine ended by itself", False)
+
+
+def test_an_engine_that_hangs_in_its_proof_is_not_called_dead() -> None:
+    stuck = _autopsy(ACTIVE)
+    assert stuck.hung
+    assert stuck.why == "its process has not ended"
+
+
+@pytest.mark.parametrize("cause", [0, 39, 40, 60, 79, 80, 99])
+def test_no_line_is_missing_between_the_one_that_explains_a_death_and_the_last(cause: int) -> None:
+    log = [*LOG[:cause], "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED", *LOG[cause + 1 :]]
+    death = _autopsy(GONE, log=log)
+    assert "CUBLAS_STATUS_EXECUTION_FAILED" in death.why
+    assert "CUBLAS_STATUS_EXECUTION_FAILED" in "".join(death.lines)
+    assert death.lines[-20:] == tuple(log[-20:])
+    if cause >= 40:
+        assert death.lines == tuple(log[min(cause, 80) :])
+    else:
+        assert death.lines[1] == f"({79 - cause} lines left out)"

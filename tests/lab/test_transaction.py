@@ -107,6 +107,36 @@ def test_an_engine_that_dies_or_hangs_at_start_is_taken_back(operator: Operator,
     operator.assert_proven(host, 8)
 
 
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("crash-load,above-budget=16,min-batch=2", "signal 11"),
+        ("illegal-address,above-budget=16,min-batch=2", "outside its memory"),
+    ],
+)
+def test_an_engine_that_dies_in_its_proof_leaves_why_and_its_last_words(
+    operator: Operator, host: Host, fault: str, cause: str
+) -> None:
+    operator.write(faults=(fault,))
+    started = operator.start("reconfig", "--budget", "24", "--host", host.name, "--retry-known-bad")
+    run = started.end()
+    assert run.code == 4, run.err
+    [death] = [event for event in started.read() if event["event"] == "died"]
+    assert cause in death["why"]
+    assert death["why"] in run.err, "and the outcome says it as well"
+    whole = host.ssh(f"journalctl -o cat -q --no-pager -u {UNIT} -n 400").stdout.splitlines()
+    said, first = death["lines"], death["lines"][0]
+    starts = [at for at, line in enumerate(whole) if line == first]
+    assert any(whole[at : at + len(said)] == said for at in starts), "oldest first, none missing between"
+    assert said[-1].endswith(("'core-dump'.", "'signal'.", "'exit-code'.")), "as far as systemd's own last word"
+    told = run.err.splitlines()
+    shown = [line for line in told if " | " in line]
+    assert len(shown) == len(said)
+    failed = next(at for at, line in enumerate(told) if "FAIL  the engine ended" in line)
+    assert told[failed + 1 : failed + 1 + len(shown)] == shown, "why first, then the log"
+    operator.assert_proven(host, 8)
+
+
 # ---------------------------------------------------------------- the controller dies, at every boundary
 STEPS = ["arm the guard", "stage the trial", "switch", "ready", "prove", "confirm"]
 
