@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddops import commands, ledger
 from ddops.errors import RemoteFailed
 from ddops.state import Gpu, Lease, Observed, Trial, UnitState
+from ddops.units import shown
 
 if TYPE_CHECKING:
     from ddops.hosts import Remote
@@ -109,6 +110,8 @@ def parse(host: str, text: str) -> Observed:
         fence_works=not facts.all("no_fence"),
         addresses=tuple(facts.text("address").split()),
         notes=notes,
+        loaded_environment=_loaded_environment(facts),
+        environment=_environment(facts),
     )
 
 
@@ -188,6 +191,22 @@ def _argv(cmdline: bytes) -> tuple[str, ...]:
         return ()
     words = cmdline.removesuffix(b"\0").split(b"\0")
     return tuple(word.decode(errors="surrogateescape") for word in words)
+
+
+def _loaded_environment(facts: _Facts) -> dict[str, str]:
+    taken_away = facts.text("show.UnsetEnvironment").split()
+    found = shown.assignments(facts.text("show.Environment"))
+    return {name: value for name, value in found.items() if name not in taken_away}
+
+
+def _environment(facts: _Facts) -> dict[str, str] | None:
+    """None: no process, a file may say otherwise, or what /proc shows is not what systemd started it with."""
+    raw = facts.bytes("environ")
+    if raw is None or any(facts.all("show.EnvironmentFiles")):
+        return None
+    found = shown.of_process(raw)
+    start = facts.text("show.InvocationID")  # a process may write over its own memory there
+    return found if start and found.get("INVOCATION_ID") == start else None
 
 
 def _leading_integer(text: str) -> int:

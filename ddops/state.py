@@ -134,3 +134,14 @@ class Observed:
     addresses: tuple[str, ...] = ()  # the host's own, without prefix length
     notes: tuple[str, ...] = ()  # "ledger line 7 is torn", ...
     loaded_fragment: bytes | None = None  # the bytes at unit.fragment_path
+    # What the loaded unit sets, drop-ins included, and what the process was started with of that; None: it can't be told.
+    loaded_environment: dict[str, str] = field(default_factory=dict, repr=False)
+    environment: dict[str, str] | None = field(default=None, repr=False)
+
+    @property
+    def other_environment(self) -> tuple[str, ...]:
+        """Names of variables that the loaded unit sets and the process was started without, or with another value."""
+        if self.environment is None:
+            return ()
+        started = self.environment
+        return tuple(sorted(name for name, value in self.loaded_environment.items() if started.get(name) != value))

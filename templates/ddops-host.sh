@@ -156,13 +156,17 @@ observe() {
     echo "boot $(cat /proc/sys/kernel/random/boot_id)"
     echo "uptime $(cut -d' ' -f1 /proc/uptime)"
     echo "systemd $(systemctl --version | awk 'NR == 1 { print $2 }')"
-    systemctl show "$UNIT" -p LoadState,ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,NeedDaemonReload,FragmentPath,DropInPaths,StatusText,ExecMainStatus,ExecMainCode,ControlGroup,ActiveEnterTimestampMonotonic,Type,UnitFileState | sed 's/^/show./; s/=/ /'
+    systemctl show "$UNIT" -p LoadState,ActiveState,SubState,Result,MainPID,NRestarts,InvocationID,NeedDaemonReload,FragmentPath,DropInPaths,StatusText,ExecMainStatus,ExecMainCode,ControlGroup,ActiveEnterTimestampMonotonic,Type,UnitFileState,Environment,EnvironmentFiles,UnsetEnvironment | sed 's/^/show./; s/=/ /'
     file_line etc "$ETC"
     file_line trial_unit "$TRIAL"
     fragment=$(show FragmentPath)
     if [ -n "$fragment" ]; then file_line fragment "$fragment"; fi
     pid=$(show MainPID)
     if [ "$pid" -gt 0 ] && [ -r "/proc/$pid/cmdline" ]; then echo "argv $(b64 "/proc/$pid/cmdline")"; fi
+    if [ "$pid" -gt 0 ] && [ -r "/proc/$pid/environ" ]; then # of it only what the unit sets, and whose start it is
+        set_here=$(show Environment | grep -oE '[A-Za-z_][A-Za-z0-9_]*=' | tr -d '\n' | tr = '|' || true)
+        echo "environ $(grep -zaE "^(${set_here}INVOCATION_ID)=" "/proc/$pid/environ" | base64 -w0)"
+    fi
     if [ -f "$KEEP/ledger.ndjson" ]; then echo "ledger $(tail -n $KEPT_LINES "$KEEP/ledger.ndjson" | base64 -w0)"; fi
     if [ -d "$LIVE/lease" ]; then
         echo "lease.run $(get "$LIVE/lease/run")"; echo "lease.left $(lease_left)"; file_line lease.holder "$LIVE/lease/holder"

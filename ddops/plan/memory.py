@@ -215,6 +215,8 @@ def stale(observed: Observed) -> list[str]:
         else:
             if normalise_argv(wanted, observed.argv) != list(wanted):
                 found.append("running arguments are not those of the loaded unit")
+    if names := observed.other_environment:
+        found.append(f"running was started with other values of {', '.join(names)} than the loaded unit sets")
     return found
 
 

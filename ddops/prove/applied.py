@@ -79,6 +79,7 @@ def _unit(unit: Unit, observed: Observed) -> Iterator[_Check]:
 def _arguments(unit: Unit, observed: Observed, profile: Profile, settings: Settings) -> Iterator[_Check]:
     running = normalise_argv(unit.argv, observed.argv)
     want = list(unit.argv)
+    yield _equal("variables of another value", "none", ", ".join(observed.other_environment) or "none")
     yield "arguments", _first_difference(want, running), _first_difference(running, want), running == want
     try:
         parsed = profile.parse_argv(observed.argv)

@@ -98,3 +98,52 @@ def test_something_that_is_no_observation_is_refused(text: str) -> None:
 @given(st.text())
 def test_any_further_lines_are_an_observation_all_the_same(text: str) -> None:
     assert observe.parse("h", "boot x\n" + text).host == "h"
+
+
+# ---------------------------------------------------------------- variables of the loaded unit and of the process
+def _started(shown: str, *entries: str, more: str = "") -> observe.Observed:
+    raw = b"".join(entry.encode() + bytes(1) for entry in entries)
+    return observe.parse("h", f"{FULL}show.Environment {shown}\nenviron {_b64(raw)}\n{more}")
+
+
+def test_a_variable_that_was_changed_after_the_start_is_named_and_others_are_not_looked_at() -> None:
+    assert _started("A=1 B=2", "A=1", "B=2", "INVOCATION_ID=abc", "SECRET=x").other_environment == ()
+    assert _started("A=1 B=3", "A=1", "B=2", "INVOCATION_ID=abc").other_environment == ("B",)
+    assert _started("A=1 B=3 C=4", "A=1", "B=2", "INVOCATION_ID=abc").other_environment == ("B", "C")
+
+
+@pytest.mark.parametrize(
+    ("shown", "value"),
+    [
+        ('"A=two words"', "two words"),
+        ('"A=say \\"hi\\" for \\$5 \\\\ \\`now\\`"', 'say "hi" for $5 \\ `now`'),
+        ('"A=line\\nline\\ttab\\x01\\001"', "line\nline\ttab\x01\x01"),
+        ("A=a=b", "a=b"),
+        ("A=", ""),
+        ("A=first A=last", "last"),
+        ("A=größe", "größe"),
+    ],
+)
+def test_values_are_read_as_systemd_shows_them(shown: str, value: str) -> None:
+    assert _started(shown, f"A={value}", "INVOCATION_ID=abc").other_environment == ()
+    assert _started(shown, f"A={value}x", "INVOCATION_ID=abc").other_environment == ("A",)
+
+
+@pytest.mark.parametrize(
+    ("entries", "more"),
+    [
+        (("A=1",), ""),  # the process has written over what /proc shows
+        (("A=1", "INVOCATION_ID=other"), ""),
+        (("A=1", "INVOCATION_ID=abc"), "show.EnvironmentFiles /etc/engine.env (ignore_errors=no)\n"),
+        (("A=1", "INVOCATION_ID=abc"), "show.UnsetEnvironment A\n"),
+    ],
+)
+def test_where_the_start_cannot_be_told_no_difference_is_claimed(entries: tuple[str, ...], more: str) -> None:
+    assert _started("A=2", *entries, more=more).other_environment == ()
+    assert observe.parse("h", f"{FULL}show.Environment A=2\n").other_environment == ()
+
+
+@given(st.text(max_size=60), st.binary(max_size=60))
+def test_no_variable_text_breaks_the_look(shown: str, raw: bytes) -> None:
+    line = " ".join(shown.split())
+    observe.parse("h", f"{FULL}show.Environment {line}\nenviron {_b64(raw)}\n")

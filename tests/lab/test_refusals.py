@@ -45,6 +45,43 @@ def _one_line(text: str) -> str:
     return errors[0]
 
 
+def test_a_variable_changed_in_the_unit_is_drift_until_the_engine_is_restarted(operator: Operator, host: Host) -> None:
+    unit = f"/etc/systemd/system/{UNIT}"
+    # What systemd escapes on its way out must come back as the same value.
+    odd = r'Environment="ODD=two  words \"quoted\" $HOME \\ 100%% é" COLOUR=red'
+    host.ssh(f"cp {unit} /root/kept; sed -i '/^\\[Service\\]/r /dev/stdin' {unit}; systemctl daemon-reload", input=f"{odd}\n")
+    try:
+        row = operator.status(host)
+        [line] = [line for line in row["drift"] if "variable" in line or "values of" in line]
+        assert "COLOUR, ODD" in line
+        assert "red" not in line
+        run = operator.ddops("verify", "--host", host.name)
+        assert run.code not in (0, 11), run.err
+        assert "COLOUR, ODD" in run.err
+        assert f"systemctl restart {UNIT}" in run.err
+        host.ssh(f"systemctl restart {UNIT}")
+        operator.ddops("wait", "--host", host.name)
+        assert not [line for line in operator.status(host)["drift"] if "values of" in line]
+    finally:
+        host.ssh(f"mv /root/kept {unit}; systemctl daemon-reload; systemctl restart {UNIT}")
+        assert operator.ddops("verify", "--host", host.name).code == 0
+
+
+def test_a_probe_of_a_host_compares_what_runs_with_its_unit(operator: Operator, host: Host, untouched: object) -> None:
+    run = operator.ddops("probe", "--host", host.name, "--only", "applied")
+    assert run.code == 0, run.err
+    assert "unit, arguments and report agree" in run.err
+    run = operator.ddops("probe", "--host", host.name, "--only", "golden", "--only", "rescore", "--json")
+    assert run.code == 0, run.err
+    assert {"golden", "rescore"} <= {item["probe"] for item in run.json["verdict"]["evidence"] if item["outcome"] == "pass"}
+
+
+def test_a_probe_with_the_host_itself_as_reference_is_refused(operator: Operator, host: Host, untouched: object) -> None:
+    run = operator.ddops("probe", "--host", host.name, "--only", "coding", "--reference", f"http://{host.address}:30000")
+    assert run.code == 3, run.err
+    assert "is the engine that is probed" in _one_line(run.err)
+
+
 def test_an_unknown_host_is_a_usage_error(operator: Operator) -> None:
     run = operator.ddops("reconfig", "--budget", "16", "--host", "lab-99")
     assert run.code == 2
