@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddops import commands, plan, proof, pythons, readiness, standing, units
-from ddops.agent import SETTLE_SECONDS, Agent, TooLate, locked
+from ddops.agent import RECONNECT_SECONDS, SETTLE_SECONDS, Agent, TooLate, locked
 from ddops.ending import Change, Ending, Undo
 from ddops.errors import DdopsError, Interrupted, Refused, RemoteFailed, RemoteTimeout, Unreachable
 from ddops.ground import Options, Taken
@@ -131,19 +131,27 @@ class Transaction(Ending):
 
     def _check_connection(self) -> None:
         """The one connection must carry HTTP and commands at the same time; where sshd forbids forwarding, HTTP
-        takes a session, and MaxSessions 1 leaves none for commands.
+        takes a session, and MaxSessions 1 leaves none for commands. One that breaks meanwhile is made anew.
 
         Raises:
             Refused: it can't; better known before the switch than after it.
         """
+        if narrow := self.agent.patiently(self._too_narrow):
+            self.agent.remote.reconnect(RECONNECT_SECONDS)  # HTTP lets go of its session, and the lease can be given back
+            raise Refused(narrow.what, means="nothing was changed", hint=narrow.hint) from narrow
+
+    def _too_narrow(self) -> RemoteTimeout | None:
+        """Why no command gets through beside HTTP. Raises what a broken connection raises."""
         command = commands.trial(self.agent.unit)
         with proof.client(self.agent) as engine:
             engine.healthy(timeout=5.0)
             try:
                 self.agent.remote.run(command.argv, deadline=command.deadline_seconds, sudo=True)
             except RemoteTimeout as problem:
-                self.agent.remote.reconnect(15.0)  # HTTP lets go of its session, and the lease can be given back
-                raise Refused(problem.what, means="nothing was changed", hint=problem.hint) from problem
+                if self.agent.remote.alive(timeout=5.0):
+                    return problem
+                raise
+        return None
 
     # ================================================================ the trial
     def _trial(self, change: Change) -> Outcome:
