@@ -1,4 +1,4 @@
-"""What differs between the engines ddops drives: flags, endpoints, numbers, fatal log lines. Pure.
+"""What differs between the engines ddops drives: flags and fatal log lines. Pure.
 
 One module per engine; `PROFILES` is the front door. Nothing here talks to an engine or renders a unit.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddops.engines.argv import ArgvError, normalise_argv
 from ddops.engines.ddtree import DDTREE
 from ddops.engines.logs import FatalLine, Finding
-from ddops.engines.profile import Acceptance, Endpoints, Profile
+from ddops.engines.profile import Profile
 from ddops.engines.settings import AUTO as AUTO_BUDGET
 from ddops.engines.settings import Settings
 from ddops.engines.sglang import SGLANG
@@ -31,9 +31,7 @@ def profile_of(engine: EngineSection) -> Profile:
 __all__ = [
     "AUTO_BUDGET",
     "PROFILES",
-    "Acceptance",
     "ArgvError",
-    "Endpoints",
     "FatalLine",
     "Finding",
     "Profile",

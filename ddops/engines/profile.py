@@ -20,42 +20,20 @@ Flags = Mapping[str, tuple[str, ...]]  # setting -> its flag's names; the first 
 _SPECULATIVE = ("algorithm", "draft_model", "budget", "topk_cap", "block_size")
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Paths of the HTTP interface; None: the engine has none. Several: newest first."""
-
-    health: str = "/health"
-    health_generate: str | None = None
-    info: tuple[str, ...] = ()
-    models: str = "/v1/models"
-    metrics: str = "/metrics"
-    generate: str | None = None
-    completions: str = "/v1/completions"
-    chat: str = "/v1/chat/completions"
-    tokenize: str | None = "/tokenize"
-    detokenize: str | None = "/detokenize"
-    flush_cache: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Where the numbers of speculation are found; names vary by version, so each has aliases.
-
-    `*_total` are counters to take differences of; acceptance = committed per verify pass.
-    `accepted_excludes_bonus`: the accepted counter leaves out the one token a pass always yields.
-    """
-
-    verify_passes: tuple[str, ...] = ("spec_verify_ct", "spec_verify_count", "num_verify_steps")
-    length: tuple[str, ...] = ("spec_accept_length", "avg_spec_accept_length", "accept_length")
-    accepted: tuple[str, ...] = ("spec_accept_token_num", "spec_accepted_tokens", "num_accepted_tokens")
-    drafted: tuple[str, ...] = ("spec_draft_token_num", "spec_num_draft_tokens", "num_draft_tokens")
-    length_metrics: tuple[str, ...] = ()
-    verify_total: tuple[str, ...] = ()
-    committed_total: tuple[str, ...] = ()
-    accepted_total: tuple[str, ...] = ()
-    accepted_excludes_bonus: bool = False
-    running_metrics: tuple[str, ...] = ()
-    log_line: re.Pattern[str] | None = None  # groups: length, and rate, throughput, running, graph where the line has them
+# SGLang's names, which the ddtree engine shares.
+FLAGS: Flags = {
+    "algorithm": ("--speculative-algorithm",),
+    "draft_model": ("--speculative-draft-model-path",),
+    "budget": ("--speculative-ddtree-budget",),
+    "topk_cap": ("--speculative-ddtree-topk-cap",),
+    "block_size": ("--speculative-dflash-block-size",),
+    "max_running": ("--max-running-requests",),
+    "cuda_graph_max_bs": ("--cuda-graph-max-bs",),
+}
+OWNED = (
+    "--model-path", "--served-model-name", "--host", "--port", "--dtype", "--device", "--context-length", "--enable-metrics",
+    "--api-key",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,8 +51,6 @@ class Profile(ABC):
     module: str
     notify: bool
     flags: Flags
-    endpoints: Endpoints
-    acceptance: Acceptance
     fatal_lines: tuple[FatalLine, ...] = COMMON
     default_max_running: int | None = None
     default_block_size: int = 16
@@ -84,7 +60,7 @@ class Profile(ABC):
     takes_auto_budget: bool = False
     max_budget: int | None = None
     max_budget_gpu: int | None = None
-    owned: tuple[str, ...] = ()  # flags ddops sets from other inventory fields
+    owned: tuple[str, ...] = OWNED  # flags ddops sets from other inventory fields; the first names the model
     commands: tuple[str, ...] = ()  # console scripts that are this engine
 
     # ------------------------------------------------------------ flags
@@ -118,6 +94,13 @@ class Profile(ABC):
             out += self._pair("block_size", settings.block_size)
         out += self._pair("max_running", settings.max_running)
         return out + self._pair("cuda_graph_max_bs", settings.cuda_graph_max_bs)
+
+    def command(self, engine: EngineSection, model: str, *more: tuple[str, object]) -> list[str]:
+        """The start of a command, as far as the model and the address; of `more`, the flags that have a value."""
+        pairs = [(self.owned[0], model), ("--served-model-name", engine.served_model_name)]
+        pairs += [("--host", engine.listen), ("--port", str(engine.port))]
+        given = [(flag, value) for flag, value in (*pairs, *more) if value not in (None, "")]
+        return [engine.python, "-m", self.module, *(str(word) for pair in given for word in pair)]
 
     @abstractmethod
     def argv(self, engine: EngineSection, settings: Settings) -> list[str]:

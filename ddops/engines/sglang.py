@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddops.engines import argv as words
-from ddops.engines.ddtree import DECODE_LINE
 from ddops.engines.logs import COMMON, fatal
-from ddops.engines.profile import Acceptance, Endpoints, Profile
+from ddops.engines.profile import FLAGS, OWNED, Profile
 from ddops.engines.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,16 +26,8 @@ class _Sglang(Profile):
         return out
 
     def argv(self, engine: EngineSection, settings: Settings) -> list[str]:
-        out = [engine.python, "-m", self.module, "--model-path", engine.model]
-        if engine.served_model_name:
-            out += ["--served-model-name", engine.served_model_name]
-        out += ["--host", engine.listen, "--port", str(engine.port)]
-        for flag, value in (
-            ("--dtype", engine.dtype),
-            ("--device", engine.device),
-            ("--context-length", engine.context_length),
-        ):
-            out += [flag, str(value)] if value is not None else []
+        more = (("--dtype", engine.dtype), ("--device", engine.device), ("--context-length", engine.context_length))
+        out = self.command(engine, engine.model, *more)
         return [*out, *self.speculation(settings, engine.drafter), "--enable-metrics", *engine.extra_args]
 
 
@@ -46,43 +37,14 @@ SGLANG = _Sglang(
     commands=("sglang",),
     notify=False,
     flags={
+        **FLAGS,
         "algorithm": ("--speculative-algorithm", "--speculative-algo"),
         "draft_model": ("--speculative-draft-model-path", "--speculative-draft-model"),
-        "budget": ("--speculative-ddtree-budget",),
-        "topk_cap": ("--speculative-ddtree-topk-cap",),
         "block_size": ("--speculative-dflash-block-size", "--speculative-num-draft-tokens"),
-        "max_running": ("--max-running-requests",),
         "cuda_graph_max_bs": ("--cuda-graph-max-bs-decode", "--cuda-graph-max-bs"),
     },
-    owned=(
-        "--model-path",
-        "--model",
-        "--served-model-name",
-        "--host",
-        "--port",
-        "--dtype",
-        "--device",
-        "--context-length",
-        "--enable-metrics",
-        "--api-key",
-        "--admin-api-key",
-    ),
+    owned=(*OWNED, "--model", "--admin-api-key"),
     default_max_running=48,  # what DFLASH and DDTREE reset an absent --max-running-requests to
-    endpoints=Endpoints(
-        health_generate="/health_generate",
-        info=("/server_info", "/get_server_info"),
-        generate="/generate",
-        flush_cache="/flush_cache",
-    ),
-    acceptance=Acceptance(
-        verify_passes=("spec_verify_ct",),
-        accepted=("spec_num_correct_drafts", "spec_accept_token_num"),
-        drafted=("spec_num_proposed_drafts", "spec_draft_token_num"),
-        length_metrics=("sglang:spec_accept_length",),
-        verify_total=("sglang:spec_verify_calls_total",),
-        running_metrics=("sglang:num_running_reqs",),
-        log_line=DECODE_LINE,
-    ),
     fatal_lines=(
         *COMMON,
         fatal(r"ambiguous option:", "this version of SGLang has another flag for what the unit says (engine.flags)"),

@@ -7,14 +7,13 @@ drafting, so there is no topk-cap.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddops.engines import argv as words
 from ddops.engines.argv import ArgvError
 from ddops.engines.logs import COMMON, fatal
-from ddops.engines.profile import Acceptance, Endpoints, Profile
+from ddops.engines.profile import Profile
 from ddops.engines.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,12 +26,7 @@ _SHORT = {"method": ("--spec-method",), "model": ("--spec-model",), "num_specula
 
 class _Vllm(Profile):
     def argv(self, engine: EngineSection, settings: Settings) -> list[str]:
-        out = [engine.python, "-m", self.module, "--model", engine.model]
-        if engine.served_model_name:
-            out += ["--served-model-name", engine.served_model_name]
-        out += ["--host", engine.listen, "--port", str(engine.port)]
-        for flag, value in (("--dtype", engine.dtype), ("--max-model-len", engine.context_length)):
-            out += [flag, str(value)] if value is not None else []
+        out = self.command(engine, engine.model, ("--dtype", engine.dtype), ("--max-model-len", engine.context_length))
         if settings.drafts:
             config = {"method": settings.algorithm.lower(), "model": engine.drafter}
             out += [CONFIG[0], _dump(_with_tokens(config, settings))]
@@ -158,26 +152,9 @@ VLLM = _Vllm(
         "max_running": ("--max-num-seqs",),
         "cuda_graph_max_bs": ("--max-cudagraph-capture-size",),
     },
-    owned=(
-        "--model",
-        "--served-model-name",
-        "--host",
-        "--port",
-        "--dtype",
-        "--max-model-len",
-        "--api-key",
-    ),
+    owned=("--model", "--served-model-name", "--host", "--port", "--dtype", "--max-model-len", "--api-key"),
     algorithms=("DFLASH", "NONE"),
     default_max_running=1024,  # the larger of its defaults (256 on smaller GPUs): a limit must hold for both
-    endpoints=Endpoints(),
-    acceptance=Acceptance(
-        verify_total=("vllm:spec_decode_num_drafts_total",),
-        accepted_total=("vllm:spec_decode_num_accepted_tokens_total",),
-        committed_total=(),
-        accepted_excludes_bonus=True,
-        running_metrics=("vllm:num_requests_running",),
-        log_line=re.compile(r"SpecDecoding metrics: Mean acceptance length: (?P<length>[\d.]+)"),
-    ),
     fatal_lines=(
         *COMMON,
         fatal(

@@ -344,22 +344,3 @@ def test_a_very_long_line_is_read_quickly() -> None:
     begun = time.perf_counter()
     PROFILES["vllm"].classify_log(["model not found " * 20_000, "weights " * 20_000])
     assert time.perf_counter() - begun < 2
-
-
-@pytest.mark.parametrize("kind", ["ddtree", "sglang"])
-def test_the_decode_line_is_understood(kind: str) -> None:
-    pattern = PROFILES[kind].acceptance.log_line
-    assert pattern is not None
-    line = (
-        "[2026-11-29 10:00:00 TP0] Decode batch, #running-req: 3, #token: 812, token usage: 0.04, accept len: 6.71,"
-        " accept rate: 0.42, cuda graph: False, gen throughput (token/s): 301.20, #queue-req: 0,"
-    )
-    found = pattern.search(line)
-    assert found is not None
-    assert found.groupdict() == {
-        "running": "3",
-        "length": "6.71",
-        "rate": "0.42",
-        "graph": "False",
-        "throughput": "301.20",
-    }
