@@ -16,6 +16,7 @@ from ddtree_engine.attention import Attend
 from ddtree_engine.cache import LayerCache
 from ddtree_engine.checkpoint import DrafterConfig
 from ddtree_engine.model import Linear, Norm, Stack, Target, Tensors, rotate
+from ddtree_engine.sampling import best_few
 
 
 class Drafter:
@@ -75,7 +76,7 @@ class Drafter:
         x, _ = self._stack.forward(self._target.embed(token_ids), positions, slots, cache, attend)
         # Of the roots and of padding rows too: fewer shapes and no copies, and nearly free.
         logprobs = self._target.head(self._final_norm(x)).log_softmax(dim=-1, dtype=torch.float32)
-        best, ids = logprobs.topk(k, dim=-1)
+        best, ids = best_few(logprobs, k)
         blocks = logprobs.shape[0] // self.block_size
         return self._drafted(best, blocks), self._drafted(ids, blocks)
 

@@ -44,15 +44,21 @@ class Drafting:
                 )
                 for s in drafting
             ]
-            logprobs, token_ids = state.runner.draft(state.runner.batch(blocks), state.settings.topk_cap)
+            growth = self._growth(drafting)
+            logprobs, token_ids = state.runner.draft(state.runner.batch(blocks), self._ranks(growth))
         with state.stage("tree_build"):
             if state.faults:
                 state.batch = tuple(live)
                 logprobs, token_ids = self._corrupted(drafting, logprobs, token_ids)
-            forest = state.runner.grow(logprobs, token_ids, self._growth(drafting), state.settings.trees)
+            forest = state.runner.grow(logprobs, token_ids, growth, state.settings.trees)
             for i, s in enumerate(drafting):
                 s.proposal = Proposal(forest, i)
         return len(drafting)
+
+    def _ranks(self, growth: Growth) -> int:
+        """Candidates to ask for: on CPU as many as are used; elsewhere one number, for which kernels are made."""
+        state = self._state
+        return max(growth.ranks) if state.runner.device.type == "cpu" and not state.faults else state.settings.topk_cap
 
     def _corrupted(
         self, drafting: Many[Sequence], logprobs: torch.Tensor, token_ids: torch.Tensor

@@ -8,7 +8,7 @@ side by side and the rotation is one complex product; q . k does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,13 +72,14 @@ class Norm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._fused:
             return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-        return self.exact(x).to(x.dtype)
+        return self.exact(x, torch.empty_like(x))
 
-    def exact(self, x: torch.Tensor) -> torch.Tensor:
-        """float32, whatever x is."""
-        wide = x.float()  # once: every operation below would widen it by itself
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return (wide / torch.hypot(length, self._floor)).mul_(self._scaled)
+    def exact(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32, whatever x is; `out` may be of another dtype."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).hypot_(self._floor)
+        if out is None or out.dtype == torch.float32:
+            return torch.div(x, length, out=out).mul_(self._scaled)
+        return torch.mul(x / length, self._scaled, out=out)
 
 
 class Rope:
@@ -147,31 +148,44 @@ class Steps(Protocol):
 
 
 class TorchSteps:
-    """In plain PyTorch: the CPU path, and the reference of the fused kernels."""
+    """In plain PyTorch: the CPU path, and the reference of the fused kernels.
 
-    def __init__(self, config: StackConfig, rope: Rope) -> None:
-        self._config, self._rope = config, rope
+    At a few rows a pass is as long as its list of operations, so what layers have in common is made once a pass: turns,
+    and buffers with their views. What `norm` and `project` give is therefore only good until they are called again.
+    """
+
+    def __init__(self, config: StackConfig, rope: Rope, dtype: torch.dtype) -> None:
+        self._config, self._rope, self._dtype = config, rope, dtype
+        self._heads = (config.heads + config.kv_heads, config.kv_heads)  # of qkv: with norm and turns, and without
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
         self._turns, self._slots = self._rope.at(positions), slots
+        rows, c = positions.shape[0], self._config
+        self._wide = self._turns.new_empty(rows, self._heads[0], c.head_dim, dtype=torch.float32)
+        self._pairs = torch.view_as_complex(self._wide.view(rows, self._heads[0], -1, 2))
+        self._qk = self._wide if self._dtype == torch.float32 else torch.empty_like(self._wide, dtype=self._dtype)
+        self._q, self._k = self._qk.split_with_sizes((c.heads, c.kv_heads), 1)
+        self._normed = torch.empty(rows, c.hidden, dtype=self._dtype)
 
     def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return norm(x)
+        return norm.exact(x, self._normed)
 
     def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        c = self._config
-        qk, v = qkv.view(qkv.shape[0], -1, c.head_dim).split_with_sizes((c.heads + c.kv_heads, c.kv_heads), 1)
-        q, k = rotate(qk_norm.exact(qk), self._turns).to(qkv.dtype).split_with_sizes((c.heads, c.kv_heads), 1)
-        keys.index_copy_(0, self._slots, k)
+        qk, v = qkv.view(-1, sum(self._heads), self._config.head_dim).split_with_sizes(self._heads, 1)
+        qk_norm.exact(qk, self._wide)
+        self._pairs.mul_(self._turns)
+        if self._qk is not self._wide:
+            self._qk.copy_(self._wide)
+        keys.index_copy_(0, self._slots, self._k)
         values.index_copy_(0, self._slots, v)
-        return q
+        return self._q
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
 
-def _triton_steps() -> type[Steps]:
+def _triton_steps() -> Callable[[StackConfig, Rope], Steps]:
     from ddtree_engine.kernels import TritonSteps
 
     return TritonSteps
@@ -184,8 +198,11 @@ class Stack:
         self.config = config
         self.layers = [Layer(tensors, f"{prefix}layers.{i}.", config) for i in range(config.layers)]
         self.rope = Rope(positions, config.head_dim, config.theta, device)
-        steps = TorchSteps if device.type == "cpu" else _triton_steps()
-        self.steps: Steps = steps(config, self.rope)
+        self.steps: Steps
+        if device.type == "cpu":
+            self.steps = TorchSteps(config, self.rope, self.layers[0].kv_weight.dtype)
+        else:
+            self.steps = _triton_steps()(config, self.rope)
 
     def forward(
         self,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from ddtree_engine.requests import Sampling
-from ddtree_engine.sampling import RowSampling, best, choose, gumbel, logprobs_of, reference_gumbel, request_seed, row_key
+from ddtree_engine.sampling import (
+    RowSampling,
+    best,
+    best_few,
+    choose,
+    gumbel,
+    logprobs_of,
+    reference_gumbel,
+    request_seed,
+    row_key,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,3 +111,20 @@ def test_best_is_the_first_of_the_largest(rows: list[list[float]]) -> None:
     logits = torch.tensor(rows)
     assert best(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
     assert best(logits.t()).tolist() == [column.index(max(column)) for column in logits.t().tolist()]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from((100, 128, 384, 3072)), st.integers(1, 40), st.booleans())
+def test_the_best_few_are_the_largest_whatever_ties(seed: int, rows: int, vocab: int, k: int, coarse: bool) -> None:
+    scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    if coarse:  # a few values only, as bfloat16 logits near each other have
+        scores = scores.round()
+    values, ids = best_few(scores, k)
+    assert torch.equal(values, scores.topk(k, dim=-1)[0])
+    assert torch.equal(scores.gather(1, ids), values)
+    assert all(len(set(row)) == k for row in ids.tolist())
+
+
+def test_the_one_best_is_the_first_of_the_largest() -> None:
+    scores = torch.zeros(2, 256)
+    scores[1, 200:] = 3.0
+    assert best_few(scores, 1)[1].tolist() == [[0], [200]]
