@@ -58,6 +58,8 @@ class Screen:
             else:
                 if kind in ("step.finished", "outcome", "run.finished"):
                     self._end(host)
+                elif kind in ("probe", "verdict"):
+                    self._rest(host)  # what was waited for before has come
                 self._print(event)
 
     def close(self) -> None:
@@ -79,6 +81,11 @@ class Screen:
             self._progress.update(task, description=text, total=1.0, completed=max(0.0, min(1.0, fraction)))
         else:
             self._progress.update(task, description=text, total=None)
+
+    def _rest(self, host: str) -> None:
+        task, step = self._tasks.get(host, (None, ""))
+        if task is not None:
+            self._progress.update(task, description=clean(f"{host}  {step}"), total=None)
 
     def _end(self, host: str) -> None:
         task, _ = self._tasks.pop(host, (None, ""))

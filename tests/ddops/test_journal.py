@@ -378,6 +378,26 @@ def test_a_silent_step_gets_a_heartbeat_of_its_own() -> None:
     assert set(threading.enumerate()) <= before
 
 
+def test_a_proof_is_not_said_to_wait_for_what_came_before_it() -> None:
+    stream, clock = io.StringIO(), Clock()
+    lines = Lines(stream, clock=clock)
+    journal = Journal("r", [lines])
+    journal.emit("step.started", host="gpu-01", step="prove")
+    journal.emit("phase", host="gpu-01", text="importing torch 0 %", fraction=0.0, elapsed=1, budget=120)
+    journal.emit("probe", host="gpu-01", evidence={"probe": "coding", "outcome": "pass", "got": "5/5"})
+    clock.now = 46.0
+    lines.beat()
+    assert stream.getvalue().splitlines()[-1] == "gpu-01  ...   prove (46 s)"
+    terminal = Terminal()
+    screen = Screen(terminal)
+    told = Journal("r", [screen])
+    told.emit("step.started", host="gpu-01", step="prove")
+    told.emit("phase", host="gpu-01", text="importing torch 0 %", fraction=0.0, elapsed=1, budget=120)
+    told.emit("probe", host="gpu-01", evidence={"probe": "coding", "outcome": "pass", "got": "5/5"})
+    assert "importing" not in str(screen._progress.tasks[0].description)
+    told.close()
+
+
 def test_a_step_with_a_bad_verdict_or_a_dead_engine_is_not_shown_as_ok() -> None:
     stream = io.StringIO()
     journal = Journal("r", [Lines(stream)])
