@@ -152,7 +152,14 @@ def _ask(target: Target, asked: Asked) -> Verdict:
     from ddops.prove import battery
     from ddops.prove.evidence import Level
 
+    told: set[str] = set()
+
     def on_event(evidence: Evidence) -> None:
+        if why := report.not_run(evidence.to_dict()):
+            if why not in told:
+                click.echo(f"not_scored {evidence.probe} and others: {why}", err=True)
+            told.add(why)
+            return
         said = report.one_line(redact(evidence.got or evidence.detail))
         click.echo(f"{evidence.outcome!s:<10} {evidence.probe:<14} {said}", err=True)
 

@@ -91,7 +91,7 @@ class Lines:
         elif event["event"] in ("step.finished", "outcome"):
             self._open.pop(host, None)
             self._phase.pop(host, None)
-        elif event["event"] in ("probe", "verdict"):  # what was waited for before has come
+        elif event["event"] in ("probe", "probe.again", "verdict"):  # what was waited for before has come
             self._phase.pop(host, None)
 
     def _say_phase(self, event: Event) -> None:

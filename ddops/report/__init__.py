@@ -11,6 +11,7 @@ from ddops.report.html import html
 from ddops.report.junit import junit
 from ddops.report.markdown import markdown
 from ddops.report.model import HostRun, Run, Step, fold, not_passed
+from ddops.report.progress import not_run
 from ddops.report.summary import summary, wrong
 from ddops.report.tables import history_table, status_table
 from ddops.report.text import clean, for_ci, one_line
@@ -29,6 +30,7 @@ __all__ = [
     "junit",
     "markdown",
     "not_passed",
+    "not_run",
     "one_line",
     "outputs",
     "status_table",

@@ -34,6 +34,12 @@ def evidence_text(evidence: Mapping[str, Any]) -> str:
     return one_line(f"{evidence.get('probe', 'probe')}: {said}{' (' + ', '.join(facts) + ')' if facts else ''}")
 
 
+def not_run(evidence: Mapping[str, Any]) -> str:
+    """Why a probe was not even begun; one reason does for all that it stopped."""
+    detail = str(evidence.get("detail") or "")
+    return detail if evidence.get("outcome") == "not_scored" and detail.startswith("not run: ") else ""
+
+
 def waiting(host: str, step: str, elapsed: float, phase: Event | None) -> str:
     """The line that shows a silent wait goes on."""
     said = f": {phase_text(phase)}" if phase is not None else ""
@@ -79,6 +85,8 @@ def _step_finished(event: Event, mark: str) -> list[str]:
 
 def _probe(event: Event, _: str) -> list[str]:
     evidence = mapping(event.get("evidence"))
+    if why := not_run(evidence):
+        return [f"      not scored {one_line(evidence.get('probe'))} and others: {one_line(why)}"]
     return [f"      {str(evidence.get('outcome', '')).replace('_', ' '):10} {evidence_text(evidence)}"]
 
 
@@ -112,16 +120,23 @@ _LINES: dict[str, Any] = {
 
 
 class Steps:
-    """A step that ran to its end but whose verdict or engine was bad did not go well: show it so."""
+    """What one event alone does not tell: a step that ran to its end but whose verdict or engine was bad did not go
+    well, and a reason why probes were not run is said once."""
 
     def __init__(self) -> None:
         self._bad: set[str] = set()
+        self._why: dict[str, str] = {}  # host -> the reason that was said last
 
     def seen(self, event: Event) -> Event:
         """The event as it should be shown."""
         kind, host = event.get("event"), str(event.get("host") or "")
         if kind == "step.started":
             self._bad.discard(host)
+            self._why.pop(host, None)
+        elif kind == "probe" and (why := not_run(mapping(event.get("evidence")))):
+            if self._why.get(host) == why:
+                return {**event, "event": "probe.again"}  # which has no line
+            self._why[host] = why
         elif kind == "died" or (kind == "verdict" and mapping(event.get("verdict")).get("kind") != "pass"):
             self._bad.add(host)
         elif kind == "step.finished" and host in self._bad:

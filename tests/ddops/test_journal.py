@@ -378,6 +378,26 @@ def test_a_silent_step_gets_a_heartbeat_of_its_own() -> None:
     assert set(threading.enumerate()) <= before
 
 
+def test_one_reason_why_probes_were_not_run_is_said_once() -> None:
+    stream = io.StringIO()
+    journal = Journal("r", [Lines(stream)])
+    for step in ("prove", "prove the restored configuration"):
+        with journal.step("a", step):
+            for probe in ("copy", "answers", "long"):
+                evidence = {"probe": probe, "outcome": "not_scored", "detail": "not run: coding has failed already"}
+                journal.emit("probe", host="a", evidence=evidence)
+            journal.emit("probe", host="a", evidence={"probe": "golden", "outcome": "not_scored", "detail": "no recording"})
+    told = [line for line in stream.getvalue().splitlines() if "not scored" in line]
+    assert (
+        told
+        == [
+            "a        not scored copy and others: not run: coding has failed already",
+            "a        not scored golden: no recording",
+        ]
+        * 2
+    )
+
+
 def test_a_proof_is_not_said_to_wait_for_what_came_before_it() -> None:
     stream, clock = io.StringIO(), Clock()
     lines = Lines(stream, clock=clock)
