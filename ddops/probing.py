@@ -206,7 +206,7 @@ def _replay(client: EngineClient, file: str) -> Exit:
     if not found:
         raise UsageError(f"{file} keeps no requests", means="nothing was probed")
     words = Counter(_word(one) for one in found)
-    told = ", ".join(f"{count} {word}" for word, count in words.most_common())
+    told = ", ".join(f"{count} {'differ' if word == 'differs' and count > 1 else word}" for word, count in words.most_common())
     right = sum(one.right is True for one in found)
     click.echo(f"{len(found)} requests sent again: {told}; {right} of those that can be checked are right")
     if ties := _near_ties(evidence):
