@@ -7,6 +7,8 @@ laid out as extra rows, so that one call serves a whole group without repeating 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -35,42 +37,56 @@ def _mask(segment: Segment, groups: int, dtype: torch.dtype, device: torch.devic
     return torch.from_numpy(np.tile(mask, (groups, 1))).to(device, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """One segment's slots of a pool [slots, kv heads, dim] as [1, kv heads, seen, dim]; every layer's pool is alike."""
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+
+    @classmethod
+    def of(cls, pool: torch.Tensor, segment: Segment) -> _Lane:
+        _, kv_heads, dim = pool.shape
+        slot, head, one = pool.stride()
+        return cls((1, kv_heads, segment.seen, dim), (0, head, slot, one), segment.base * slot)
+
+    def __call__(self, pool: torch.Tensor) -> torch.Tensor:
+        """One view, where a slice and a transposition take three."""
+        return pool.as_strided(self.size, self.strides, pool.storage_offset() + self.start)
+
+
 class _OneByOne:
     def __init__(self, batch: RowBatch, groups: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._parts = [
-            (batch.offsets[i], batch.offsets[i + 1], s.base, s.base + s.seen, _mask(s, groups, dtype, device))
-            for i, s in enumerate(batch.segments)
-        ]
+        self._segments = batch.segments
+        self._ranges = tuple(pairwise(batch.offsets))
+        self._masks = [_mask(s, groups, dtype, device) for s in batch.segments]
         self._pad = batch.padded - batch.rows
+        self._lanes: list[_Lane] | None = None
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        if len(self._parts) == 1 and not self._pad:
-            return self._part(queries, keys, values, *self._parts[0][2:])
-        outs = [self._part(queries[first:end], keys, values, *slots) for first, end, *slots in self._parts]
+        if self._lanes is None:
+            self._lanes = [_Lane.of(keys, s) for s in self._segments]
+        if len(self._lanes) == 1 and not self._pad:
+            return self._part(queries, self._lanes[0](keys), self._lanes[0](values), self._masks[0])
+        outs = [
+            self._part(queries[first:end], lane(keys), lane(values), mask)
+            for (first, end), lane, mask in zip(self._ranges, self._lanes, self._masks, strict=True)
+        ]
         if self._pad:
             outs.append(outs[0].new_zeros(self._pad, outs[0].shape[1]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     @staticmethod
-    def _part(
-        queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, low: int, high: int, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _part(queries: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         n, heads, dim = queries.shape
-        kv_heads = keys.shape[1]
-        k, v = _lane(keys, low, high), _lane(values, low, high)
+        kv_heads = k.shape[1]
         if n == 1:  # nothing to reorder
             out = F.scaled_dot_product_attention(queries.view(1, kv_heads, -1, dim), k, v)
             return out.reshape(1, heads * dim)
         q = queries.view(n, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(1, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.view(kv_heads, -1, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
-
-
-def _lane(pool: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """[slots, kv heads, dim] -> [1, kv heads, high - low, dim]: one view, where a slice and a transposition take three."""
-    _, kv_heads, dim = pool.shape
-    slot, head, one = pool.stride()
-    return pool.as_strided((1, kv_heads, high - low, dim), (0, head, slot, one), pool.storage_offset() + low * slot)
 
 
 def _worth_padding(segments: Sequence[Segment], slab_slots: int) -> bool:

@@ -21,6 +21,7 @@ from ddtree_engine.requests import Update
 from ddtree_engine.rounds import Accepted, Chunk, DecodeSettings, Draft, RoundState
 from ddtree_engine.runner import Decoding, Replay, Runner
 from ddtree_engine.sequence import Sequence
+from ddtree_engine.tree import root_only
 from ddtree_engine.verifying import Verifier
 
 __all__ = ["Chunk", "DecodeSettings", "Decoder"]
@@ -44,7 +45,8 @@ class Decoder(RoundState):
         if decoding and not chunks and not self.faults and self.runner.replays(forest):
             return self._replay(forest, decoding, started)
         with self.stage("tree_compile"):
-            drafts = [Draft(s, forest.tree(i)) for i, s in enumerate(decoding)]
+            plain = forest.sizes.width == 1
+            drafts = [Draft(s, root_only(s.root) if plain else forest.tree(i)) for i, s in enumerate(decoding)]
             rows = self._verifier.compile(drafts, chunks)
         with self.stage("verify"):
             verified = self._verifier.verify(rows, forest, decoding, chunks)

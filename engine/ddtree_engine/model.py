@@ -157,6 +157,7 @@ class TorchSteps:
     def __init__(self, config: StackConfig, rope: Rope, dtype: torch.dtype) -> None:
         self._config, self._rope, self._dtype = config, rope, dtype
         self._heads = (config.heads + config.kv_heads, config.kv_heads)  # of qkv: with norm and turns, and without
+        self._shape = (-1, sum(self._heads), config.head_dim)
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
         self._turns, self._slots = self._rope.at(positions), slots
@@ -171,7 +172,7 @@ class TorchSteps:
         return norm.exact(x, self._normed)
 
     def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        qk, v = qkv.view(-1, sum(self._heads), self._config.head_dim).split_with_sizes(self._heads, 1)
+        qk, v = qkv.view(self._shape).split_with_sizes(self._heads, 1)
         qk_norm.exact(qk, self._wide)
         self._pairs.mul_(self._turns)
         if self._qk is not self._wide:
@@ -181,7 +182,7 @@ class TorchSteps:
         return self._q
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = gate_up.split_with_sizes((self._config.ff, self._config.ff), 1)  # half of chunk's time
         return F.silu(gate).mul_(up)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -91,6 +91,9 @@ class Counters:
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
+_UNTIMED = nullcontext()
+
+
 class RoundState:
     """What the parts of a round share. `timed` adds up stage times (on CUDA that synchronises, so it is off by default)."""
 
@@ -114,11 +117,11 @@ class RoundState:
         batch = tuple(other.view for other in self.batch)
         return FaultContext(s.view, batch, c.budget, c.topk_cap, c.block_size, c.max_running)
 
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        return self._timer(name) if self.timed else _UNTIMED
+
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        if not self.timed:
-            yield
-            return
+    def _timer(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self.runner.synchronise()

@@ -100,4 +100,4 @@ def batch_rows(segments: Sequence[Segment], device: torch.device, trash: int | N
         extra = bucket(len(tokens)) - len(tokens)
         tokens, positions, slots = tokens + [0] * extra, positions + [0] * extra, slots + [trash] * extra
     packed = torch.tensor([tokens, positions, slots], dtype=torch.int64).to(device)  # one copy to the device
-    return RowBatch(tuple(segments), tuple(offsets), packed[0], packed[1], packed[2])
+    return RowBatch(tuple(segments), tuple(offsets), *packed.unbind())
