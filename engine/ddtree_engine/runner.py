@@ -92,11 +92,12 @@ class Runner:
 
         Returns hidden states [padded rows, hidden] before the final norm.
         """
-        if self._verify_threads is not None:
-            self._verify_threads.start(rows.padded)
         self.featured = features and self.drafter is not None
         taps = self.drafter.taps if self.drafter is not None and self.featured else ()
         attend = self._attend(rows, self.target.config.stack.heads, self.target.config.stack.kv_heads)
+        if self._verify_threads is not None:
+            self._verify_threads.start(rows.padded)
+            attend = self._verify_threads.watched(attend)
         hidden = self.target.forward(rows.token_ids, rows.positions, rows.slots, self.cache.target, attend, taps)
         if self.drafter is not None and self.featured:
             assert self.cache.features is not None
@@ -144,10 +145,11 @@ class Runner:
         """Blocks -> (log-probabilities, token ids) [requests, block_size - 1, k] on the device."""
         assert self.drafter is not None
         assert self.cache.drafter is not None
-        if self._draft_threads is not None:
-            self._draft_threads.start(rows.padded)
         stack = self.drafter.config.stack
         attend = self._attend(rows, stack.heads, stack.kv_heads)
+        if self._draft_threads is not None:
+            self._draft_threads.start(rows.padded)
+            attend = self._draft_threads.watched(attend)
         logprobs, ids = self.drafter.draft(rows.token_ids, rows.positions, rows.slots, self.cache.drafter, attend, k)
         if self._draft_threads is not None:
             self._draft_threads.stop()

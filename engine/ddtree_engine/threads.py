@@ -3,7 +3,7 @@
 Large passes get all. A small one is a few hundred operations of microseconds, each of which wakes the other threads and waits
 for them: with a core to spare that takes a third to a half off the pass; where other work holds the cores, every operation
 waits for the scheduler (some 10 ms each, a hundred times the pass). So small passes are timed and get what has proven
-faster, and after one that stalled all run on one thread for a while. Results do not depend on it: threads share rows and
+faster; one that stalls goes on with one thread, and so do all for a while. Results do not depend on it: threads share rows and
 columns of a product, never its sums.
 """
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ddtree_engine.attention import Attend
 from ddtree_engine.checkpoint import StackConfig
 
 # What threads are woken for in any case, of one product: about half a millisecond of one core with AVX-512.
@@ -24,7 +25,7 @@ BYTES = 4e6  # of the weight: as long, read from memory
 
 WAKES = 12  # of one trial
 LATE_SECONDS = 0.4e-3  # a trial's operation takes 10 us, and 100 us where threads have to be woken first
-STALL_SECONDS = 3e-3  # over twice the usual: no pass is that uneven by itself
+STALL_SECONDS = 3e-3  # beyond twice what one thread takes: no pass is that uneven by itself
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds on one thread after a stall, doubled from stall to stall
 CALM_SECONDS = 3.0  # without a stall: the next pause is the first again
 TRIES = 2  # with one thread and with all, before the faster is chosen; the first pass of a size compiles
@@ -139,13 +140,33 @@ class Threads:
             self._running = (rows, everyone, self._crowd.clock())
         torch.set_num_threads(self._most if everyone else 1)
 
+    def watched(self, attend: Attend) -> Attend:
+        """`attend`, which every layer calls, and with it an eye on the clock: a pass that stalls goes on with one thread."""
+        if self._running is None or not self._running[1]:
+            return attend
+        rows, _, started = self._running
+        end = started + self._stall(self._sizes[rows])
+
+        def watch(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            if self._crowd.clock() > end:
+                torch.set_num_threads(1)
+            return attend(queries, keys, values)
+
+        return watch
+
     def stop(self) -> None:
         """The pass is done."""
         if self._running is None:
             return
         rows, everyone, started = self._running
         seconds, size = self._crowd.clock() - started, self._sizes[rows]
-        if everyone and seconds > 2 * size.one.seconds + STALL_SECONDS:
+        if everyone and seconds > self._stall(size):
+            torch.set_num_threads(1)  # for what comes before the next pass
             self._crowd.stalled()
         else:
             (size.all if everyone else size.one).learn(seconds)
+
+    @staticmethod
+    def _stall(size: _Size) -> float:
+        """Seconds that no pass of the size takes when all threads come at once."""
+        return 2 * size.one.seconds + STALL_SECONDS

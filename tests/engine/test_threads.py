@@ -138,6 +138,26 @@ def test_after_a_stall_passes_run_on_one_thread_and_come_back_when_the_machine_i
     assert machine.run(small, 16, 6000)[-50:].count(True) >= 49
 
 
+def test_a_pass_that_stalls_goes_on_with_one_thread() -> None:
+    machine = Machine()
+    small = threads(SMALL, machine)
+    machine.run(small, 16, 50)
+    counts = []
+
+    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        counts.append(torch.get_num_threads())
+        machine.now += 0.06 if counts[-1] > 1 else 0.5e-3
+        return queries
+
+    small.start(16)
+    layer = small.watched(attend)
+    for _ in range(8):
+        layer(*[torch.zeros(1)] * 3)
+    small.stop()
+    assert counts == [2] + 7 * [1]
+    assert machine.run(small, 16, 5) == [False] * 5
+
+
 def test_a_stall_of_one_size_spares_the_others() -> None:
     machine = Machine()
     small = threads(SMALL, machine)
