@@ -636,6 +636,7 @@ def test_a_unit_edited_by_hand_since_it_was_verified_is_said_before_it_is_replac
         ({"unit": UnitState(active_state="active", main_pid=7, need_daemon_reload=True)}, "daemon-reload"),
         ({"argv": ("/bin/old", "--speculative-ddtree-budget", "4")}, "arguments"),
         ({"loaded_fragment": HAND.replace(b"budget 8", b"budget 4")}, "loaded"),
+        ({"loaded_environment": {"A": "1"}, "environment": {"A": "2"}}, "other values of A"),
     ],
 )
 def test_a_unit_that_was_edited_and_not_restarted_is_not_adopted(fields: dict[str, Any], said: str) -> None:

@@ -173,6 +173,22 @@ def test_what_came_is_short_and_neither_controls_the_terminal_nor_shows_a_secret
     assert max(map(len, said.splitlines())) < 200
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = ["ask", "text", "expect", "marks", "ok", "error", "found", "messages", "ids", "functions", "function", "mark", "object"]
+
+
+@settings(max_examples=150, deadline=2000)
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON)), max_size=3))
+def test_no_evidence_of_another_version_breaks_the_summary(replay: list[dict[str, Any]]) -> None:
+    said = told(evidence("copy", "fail", got="0/1", detail="bad", replay=replay))
+    assert said.startswith("error: a: rolled-back\n       copy: 0/1 (expected")
+    assert all(len(line) < 330 for line in said.splitlines())
+
+
 def test_a_fleet_is_counted_and_hosts_left_out_are_named() -> None:
     story = Story("a", "b", "c").ends("a", "applied", 0).ends("b", "rolled-back", 4)
     story.journal.emit("halted", reason="1 host failed and 0 may", left=["c"])
