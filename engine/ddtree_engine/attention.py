@@ -32,27 +32,34 @@ def _mask(segment: Segment, groups: int, dtype: torch.dtype, device: torch.devic
     """Additive [groups * rows, seen]: 0 where a row sees a slot, else -inf. None when everything is seen."""
     if not segment.masked:
         return None
-    mask = np.zeros((segment.rows, segment.seen), dtype=np.float32)
-    mask[:, segment.past :][~segment.sees()] = -np.inf
-    return torch.from_numpy(np.tile(mask, (groups, 1))).to(device, dtype)
+    hidden = np.zeros((segment.rows, segment.seen), dtype=bool)
+    np.logical_not(segment.sees(), out=hidden[:, segment.past :])
+    return _additive(np.tile(hidden, (groups, 1)), dtype, device)
+
+
+def _additive(hidden: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """-inf where something is hidden, else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
-    """One segment's slots of a pool [slots, kv heads, dim] as [1, kv heads, seen, dim]; every layer's pool is alike."""
+class _Lanes:
+    """Slots of consecutive slabs of a pool [slots, kv heads, dim] as [slabs, kv heads, seen, dim], in one view.
+
+    Planned for one pool: every layer's has the same strides.
+    """
 
     size: tuple[int, ...]
     strides: tuple[int, ...]
     start: int
 
     @classmethod
-    def of(cls, pool: torch.Tensor, segment: Segment) -> _Lane:
+    def of(cls, pool: torch.Tensor, base: int, seen: int, slabs: int = 1, slab_slots: int = 0) -> _Lanes:
         _, kv_heads, dim = pool.shape
         slot, head, one = pool.stride()
-        return cls((1, kv_heads, segment.seen, dim), (0, head, slot, one), segment.base * slot)
+        return cls((slabs, kv_heads, seen, dim), (slab_slots * slot, head, slot, one), base * slot)
 
     def __call__(self, pool: torch.Tensor) -> torch.Tensor:
-        """One view, where a slice and a transposition take three."""
         return pool.as_strided(self.size, self.strides, pool.storage_offset() + self.start)
 
 
@@ -62,11 +69,11 @@ class _OneByOne:
         self._ranges = tuple(pairwise(batch.offsets))
         self._masks = [_mask(s, groups, dtype, device) for s in batch.segments]
         self._pad = batch.padded - batch.rows
-        self._lanes: list[_Lane] | None = None
+        self._lanes: list[_Lanes] | None = None
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         if self._lanes is None:
-            self._lanes = [_Lane.of(keys, s) for s in self._segments]
+            self._lanes = [_Lanes.of(keys, s.base, s.seen) for s in self._segments]
         if len(self._lanes) == 1 and not self._pad:
             return self._part(queries, self._lanes[0](keys), self._lanes[0](values), self._masks[0])
         outs = [
@@ -94,10 +101,10 @@ def _worth_padding(segments: Sequence[Segment], slab_slots: int) -> bool:
     lows = [s.base // slab_slots for s in segments]
     if len(set(lows)) != len(lows):
         return False
-    span = max(lows) - min(lows) + 1
-    padded = span * max(s.rows for s in segments) * max(s.seen for s in segments)
+    rows, seen = [s.rows for s in segments], [s.seen for s in segments]
+    padded = (max(lows) - min(lows) + 1) * max(rows) * max(seen)
     # A call costs about as much as 4096 row x slot products before it does any work.
-    return padded < sum(s.rows * s.seen + 4096 for s in segments)
+    return padded < sum(r * n for r, n in zip(rows, seen, strict=True)) + 4096 * len(segments)
 
 
 class _Padded:
@@ -110,14 +117,17 @@ class _Padded:
         self._seen = max(s.seen for s in batch.segments)
         self._slab_slots = slab_slots
         # Rows and slabs that pad the batch see everything: their (unused) softmax stays finite.
-        mask = np.zeros((self._span, self._rows, self._seen), dtype=np.float32)
-        places = []
+        hidden = np.zeros((self._span, self._rows, self._seen), dtype=bool)
+        places: list[int] = []
         for slab, segment in zip(slabs, batch.segments, strict=True):
-            lane = mask[slab - self._first, : segment.rows]
-            lane[:, segment.past :] = -np.inf
-            lane[:, segment.past : segment.seen][segment.sees()] = 0.0
-            places.extend((slab - self._first) * self._rows + row for row in range(segment.rows))
-        self._mask = torch.from_numpy(np.tile(mask, (1, groups, 1))[:, None]).to(device, dtype)
+            rows, first = segment.rows, (slab - self._first) * self._rows
+            lane = hidden[slab - self._first, :rows]
+            lane[:, segment.seen :] = True
+            if segment.masked:
+                np.logical_not(segment.sees(), out=lane[:, segment.past : segment.seen])
+            places.extend(range(first, first + rows))
+        self._mask = _additive(np.tile(hidden, (1, groups, 1))[:, None], dtype, device)
+        self._lanes: _Lanes | None = None
         self._moves = places != list(range(self._span * self._rows)) or batch.padded != batch.rows
         if self._moves:
             self._places = torch.tensor(places, device=device)
@@ -130,13 +140,9 @@ class _Padded:
         if self._moves:
             q = queries.new_zeros(span * n, heads, dim).index_copy_(0, self._places, queries[: len(self._places)])
         q = q.view(span, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).reshape(span, kv_heads, -1, dim)
+        if self._lanes is None:
+            self._lanes = _Lanes.of(keys, self._first * self._slab_slots, self._seen, span, self._slab_slots)
         k, v = self._lanes(keys), self._lanes(values)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask)
         out = out.view(span, kv_heads, -1, n, dim).permute(0, 3, 1, 2, 4).reshape(span * n, heads * dim)
         return out.index_select(0, self._reads) if self._moves else out
-
-    def _lanes(self, pool: torch.Tensor) -> torch.Tensor:
-        """[slots, kv heads, dim] -> [slabs, kv heads, seen, dim], without a copy."""
-        low = self._first * self._slab_slots
-        lanes = pool[low : low + self._span * self._slab_slots]
-        return lanes.view(self._span, self._slab_slots, *pool.shape[1:])[:, : self._seen].transpose(1, 2)

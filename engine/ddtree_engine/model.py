@@ -150,7 +150,7 @@ class Steps(Protocol):
 class TorchSteps:
     """In plain PyTorch: the CPU path, and the reference of the fused kernels.
 
-    At a few rows a pass is as long as its list of operations, so what layers have in common is made once a pass: turns,
+    At a few rows a pass is as long as its list of operations, so what layers have in common is made once: a pass's turns,
     and buffers with their views. What `norm` and `project` give is therefore only good until they are called again.
     """
 
@@ -158,11 +158,17 @@ class TorchSteps:
         self._config, self._rope, self._dtype = config, rope, dtype
         self._heads = (config.heads + config.kv_heads, config.kv_heads)  # of qkv: with norm and turns, and without
         self._shape = (-1, sum(self._heads), config.head_dim)
+        self._rows = -1  # that buffers are made for
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
         self._turns, self._slots = self._rope.at(positions), slots
-        rows, c = positions.shape[0], self._config
-        self._wide = self._turns.new_empty(rows, self._heads[0], c.head_dim, dtype=torch.float32)
+        if positions.shape[0] != self._rows:
+            self._make(positions.shape[0])
+
+    def _make(self, rows: int) -> None:
+        c = self._config
+        self._rows = rows
+        self._wide = torch.empty(rows, self._heads[0], c.head_dim, dtype=torch.float32)
         self._pairs = torch.view_as_complex(self._wide.view(rows, self._heads[0], -1, 2))
         self._qk = self._wide if self._dtype == torch.float32 else torch.empty_like(self._wide, dtype=self._dtype)
         self._q, self._k = self._qk.split_with_sizes((c.heads, c.kv_heads), 1)

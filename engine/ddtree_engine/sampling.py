@@ -20,6 +20,7 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _COLUMNS = 128  # that `best_few` folds a row into: eight vectors of AVX-512
+_FOLDED = 1 << 17  # numbers; below, its operations take longer than one topk
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,15 @@ def best(logits: torch.Tensor) -> torch.Tensor:
 def best_few(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, int64 token ids) [rows, k]: the largest of float32 [rows, vocab], largest first.
 
-    On CPU a third of topk's time: what is among the k best lies in one of the k columns of a folded row whose bests are
+    On CPU half of topk's time and less: what is among the k best lies in one of the k columns of a folded row whose bests are
     the best.
     """
     rows, vocab = scores.shape
-    if scores.device.type != "cpu" or vocab % _COLUMNS or k > _COLUMNS // 8:
-        return scores.topk(k, dim=-1)
-    if k == 1:
+    if k == 1 and scores.device.type == "cpu":
         ids = best(scores)[:, None]
         return scores.gather(1, ids), ids
+    if scores.device.type != "cpu" or scores.numel() < _FOLDED or vocab % _COLUMNS or k > _COLUMNS // 8:
+        return scores.topk(k, dim=-1)
     folded = scores.view(rows, vocab // _COLUMNS, _COLUMNS)
     columns = folded.amax(dim=1).topk(k, dim=-1)[1]  # [rows, k]
     candidates = folded.gather(2, columns[:, None].expand(-1, folded.shape[1], -1)).flatten(1)  # depth by depth

@@ -115,6 +115,7 @@ def test_best_is_the_first_of_the_largest(rows: list[list[float]]) -> None:
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from((100, 128, 384, 3072)), st.integers(1, 40), st.booleans())
 def test_the_best_few_are_the_largest_whatever_ties(seed: int, rows: int, vocab: int, k: int, coarse: bool) -> None:
+    rows *= 20
     scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
     if coarse:  # a few values only, as bfloat16 logits near each other have
         scores = scores.round()
