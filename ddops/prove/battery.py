@@ -203,6 +203,5 @@ def _power(session: Session, evidence: Sequence[Evidence]) -> str:
             counted[name] = min(scored, counted[name]) if name == "sweep" else scored
     table = power.load_sensitivities()
     known = [(counted[name], entry) for name, entry in table.items() if counted.get(name)]
-    if not known:
-        return power.sentence(0, None)
-    return power.sentence(*min(known, key=lambda pair: power.smallest_share(pair[0], pair[1].share)))
+    by = min(known, key=lambda pair: power.smallest_share(pair[0], pair[1].share), default=(0, None))
+    return power.sentence(*by, shortened=[f"{probe}: {how}" for probe, how in session.shortened.items()])

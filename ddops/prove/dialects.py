@@ -25,6 +25,7 @@ class Dialect:
     native: bool = False
     spec_switch: bool = False  # speculation can be chosen per request
     keyed_noise: bool = False  # T>0 output depends on (seed, position) only
+    exact: bool = False  # text, ids and counts of a reply agree to the letter; others trim ends and count them their own way
     whole_meta: dict[str, Any] = field(default_factory=dict)
     stream_meta: dict[str, Any] = field(default_factory=dict)
     completion_meta: dict[str, Any] | None = None  # on /v1/completions in place of the two, where it differs
@@ -56,6 +57,7 @@ DIALECTS = {
             native=True,
             spec_switch=True,
             keyed_noise=True,
+            exact=True,
             whole_meta={"return_meta_info": True},
             stream_meta={"return_meta_info": True},
             tokenize_chat={"add_generation_prompt": True},

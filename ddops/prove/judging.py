@@ -16,6 +16,7 @@ from typing import Any
 from ddops.errors import DdopsError
 from ddops.prove import coding, prompts
 from ddops.prove.answers import Check
+from ddops.prove.endings import Endings
 from ddops.prove.evidence import Evidence, Fault, Outcome
 from ddops.prove.rescore import Scorer, ScorerBroken
 from ddops.prove.session import Session, Turn, named
@@ -56,12 +57,16 @@ class Bench:
     """Checks turns of one session; holds the scorer, made and tested on first use."""
 
     session: Session
+    endings: Endings = field(init=False)
     scorer: Scorer | None = None
     why_unscored: str = ""  # the engine gives no scores
     why_broken: str = ""  # the scorer contradicts itself
     sandbox_missing: str = ""
     off_turns: list[Turn] = field(default_factory=list)
     ran: dict[coding.Key, Check] = field(default_factory=dict)  # the same text need not run twice
+
+    def __post_init__(self) -> None:
+        self.endings = Endings(self.session.client)
 
     # ---- right or wrong
 
@@ -99,7 +104,7 @@ class Bench:
         """Make, test and calibrate the scorer once. False: `why_unscored` or `why_broken` says why."""
         if self.scorer is not None or self.why_unscored or self.why_broken:
             return self.scorer is not None
-        scorer = Scorer(self.session.client, self.session.reference)
+        scorer = Scorer(self.session.client, self.endings, self.session.reference)
         try:
             scorer.self_test()
             scorer.calibrate(self._off_replies(), self.session.policy.gates.gap)
@@ -162,11 +167,14 @@ class Bench:
             return self._nothing(probe, turns)
         wrong = [t for t in mine if t.check is not None and not t.check.ok]
         right = len(mine) - len(wrong)
+        asked = sum(t.item is not None and t.item.probe == probe for t in turns)
+        unanswered = f"{asked - len(mine)} of {asked} questions unanswered or not judged" if asked > len(mine) else ""
+        self.session.shorten(probe, unanswered)
         base = Evidence(
             probe,
             Outcome.PASS,
             expected=expected or f"{len(mine)}/{len(mine)} right",
-            got=f"{right}/{len(mine)} right",
+            got=", ".join(filter(None, (f"{right}/{len(mine)} right", unanswered))),
             threshold=f">= {gate:.0%} right",
             sample=len(mine),
             replay=replay_of(mine),

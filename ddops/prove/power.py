@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -55,8 +56,15 @@ def load_sensitivities() -> dict[str, Sensitivity]:
     return table
 
 
-def sentence(replies: int, by: Sensitivity | None) -> str:
-    """The printed word on what a clean run can and cannot rule out."""
+def sentence(replies: int, by: Sensitivity | None, *, shortened: Sequence[str] = ()) -> str:
+    """The printed word on what a clean run can and cannot rule out.
+
+    `shortened`: what was asked less than the level means to.
+    """
+    return "; shortened: ".join(filter(None, (_ruled_out(replies, by), ", ".join(shortened))))
+
+
+def _ruled_out(replies: int, by: Sensitivity | None) -> str:
     if replies < 1 or by is None:
         return "no reply was scored on this boot: nothing is ruled out"
     share = smallest_share(replies, by.share)

@@ -20,7 +20,8 @@ from ddops.prove.problems import KIN, STANDARD, Problem
 class Kind(StrEnum):
     CODE = "code"  # checked by running it (coding.py)
     COPY = "copy"
-    LONG_COPY = "long_copy"  # a prompt of several hundred tokens, and an answer as long
+    LONG_COPY = "long_copy"  # a prompt of several hundred tokens and an answer as long, or a long conversation before it
+    RECALL = "recall"  # what was said at the beginning of a long conversation
     NONCE = "nonce"
     NONCE_CODE = "nonce_code"
     ARITH = "arith"
@@ -47,6 +48,7 @@ _PROBES = {
     Kind.NONCE_CODE: "shapes",
     Kind.LONG: "long",
     Kind.LONG_COPY: "long",
+    Kind.RECALL: "long",
     Kind.OPEN: "sweep",
 }
 
@@ -83,7 +85,7 @@ def check(item: Item, text: str) -> Check | None:
     match item.kind:
         case Kind.COPY | Kind.LONG_COPY:
             return copying.compare(tuple(expect["ids"]), text).check()
-        case Kind.NONCE:
+        case Kind.NONCE | Kind.RECALL:
             return answers.word(text, expect["mark"])
         case Kind.ARITH:
             return answers.number(text, expect["number"])
@@ -139,8 +141,24 @@ class Maker:
         # A character is at most a token; line ends and chatty frames on top.
         return Item(Kind.COPY, copying.prompt(ids), {"ids": list(ids)}, 96 + 12 * count, marks=ids)
 
-    def long_copy(self) -> Item:
-        return replace(self.copy(self.rng.randint(34, 39)), kind=Kind.LONG_COPY)
+    def long_copy(self, count: int) -> Item:
+        return replace(self.copy(count), kind=Kind.LONG_COPY)
+
+    def conversation(self, before: int) -> tuple[Item, Item]:
+        """Two questions at the end of one conversation in which `before` ids were copied.
+
+        What its first turn said, and a few ids more to copy.
+        """
+        mark = next(self._marks)
+        history = (("user", f"Remember the code word {mark}."), ("assistant", "OK"), *self._copied(before))
+        recall = Item(Kind.RECALL, "What is the code word?", {"mark": mark}, 64, marks=(mark,), history=history)
+        return recall, replace(self.long_copy(6), history=history)
+
+    def _copied(self, count: int) -> tuple[tuple[str, str], ...]:
+        """Earlier turns in which ids were copied, some two dozen at a time."""
+        sizes = [24] * (count // 24) + ([count % 24] if count % 24 else [])
+        lists = [copying.make_ids(self.rng, size) for size in sizes]
+        return tuple(turn for ids in lists for turn in (("user", copying.prompt(ids)), ("assistant", "\n".join(ids))))
 
     def nonce(self) -> Item:
         """A code word to say again, given with the question, in a turn before it, or by the system."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddops.prove.answers import short
+from ddops.prove.endings import Endings
 from ddops.prove.scores import (
     Judgement,
     Threshold,
@@ -43,11 +44,11 @@ class Scorer:
     """Scores replies of `engine` with `judge_client` (the engine itself, unless a reference is given)."""
 
     engine: EngineClient
+    endings: Endings
     reference: EngineClient | None = None
     limit: Threshold | None = None
     tested: bool = False
     known_logprob: float | None = None
-    silent: dict[int, bool] = field(default_factory=dict)  # token -> it has no text of its own
 
     @property
     def client(self) -> EngineClient:
@@ -109,31 +110,22 @@ class Scorer:
 
         A close decision counts as an end. Where the engine cannot tell, nothing is held against the reply.
         """
-        if reply.finish != "stop" or not reply.ids or "stop" in reply.ask.extra or self._is_end(reply.ids[-1]):
+        if reply.finish != "stop" or not reply.ids or "stop" in reply.ask.extra or self.endings.may_end(reply.ids[-1]):
             return False
         off = "off" if self.engine.dialect.spec_switch else None
         try:
             following = self.engine.ask(Ask(ids=(*prompt, *reply.ids), max_tokens=1, top_logprobs=2, mode=off))
         except Unsupported:
             return False
-        if following.finish == "stop" or not following.ids or not following.logprobs:
+        if not following.ids or not following.logprobs:  # an end token that is not listed
             return False
         best = following.logprobs[0].top
-        return not any(best[0][0] - lp <= limit.nats and self._is_end(token) for lp, token in best)
+        return not any(best[0][0] - lp <= limit.nats and self.endings.may_end(token) for lp, token in best)
 
     def alternatives(self, reply: Reply) -> tuple[Scored, ...]:
         """Every generated token with its twenty best alternatives, by prefill. Raises EngineError where it cannot be had."""
         prompt, ids = self.ids_of(reply)
         return tuple(self.client.score((*prompt, *ids), len(prompt), top=20).tokens)
-
-    def _is_end(self, token: int) -> bool:
-        """Whether a token has no text of its own. True where that cannot be asked."""
-        if token not in self.silent:
-            try:
-                self.silent[token] = not self.engine.detokenize([token])
-            except Unsupported:
-                return True
-        return self.silent[token]
 
     def warm_difference(self, reply: Reply) -> float | None:
         """How far the next token's score differs when what is before it comes from the cache, not from a cold prefill.
@@ -161,19 +153,26 @@ def text_agrees(engine: EngineClient, reply: Reply) -> str:
     """'' when the reply's ids decode to its text, else what differs. Raises Unsupported without ids or /detokenize."""
     if reply.ids is None:
         raise Unsupported("the engine does not return the ids it generated")
-    shown = _whole_characters(reply.text)
-    # The last may be a stop token, which has no text. A reply that ran into its limit ends with none.
-    for ids in (reply.ids, reply.ids[:-1])[: 1 if reply.finish == "length" else 2]:
-        decoded = _whole_characters(engine.detokenize(ids))
+    trim = _whole_characters if engine.dialect.exact else _trimmed
+    shown = trim(reply.text)
+    # The last may be a stop token that only /detokenize spells out. A reply that ran into its limit ends with none.
+    whole = engine.dialect.exact or reply.finish == "length"
+    for ids in (reply.ids,) if whole else (reply.ids, reply.ids[:-1]):
+        decoded = trim(engine.detokenize(ids))
         # What a reasoning model thought comes first in its ids, and is not part of the text.
         if decoded == shown or (reply.reasoning and decoded.endswith(shown)):
             return ""
-    return _parting(engine.detokenize(reply.ids), shown)
+    return _parting(trim(engine.detokenize(reply.ids)), shown)
 
 
 def _whole_characters(text: str) -> str:
-    """Without the ends that engines trim in ways of their own: blanks, and a character that its limit cut apart."""
-    return text.strip().rstrip("\ufffd").strip()
+    """Without a character at the end that its limit cut apart."""
+    return text.rstrip("\ufffd")
+
+
+def _trimmed(text: str) -> str:
+    """Without the ends that engines trim in ways of their own: blanks too."""
+    return _whole_characters(text.strip()).strip()
 
 
 def _parting(decoded: str, shown: str) -> str:

@@ -82,7 +82,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much a level asks. Chosen so that quick ends within a minute on two CPU cores with the bundled model."""
+    """How much a level asks. Chosen so that quick ends within a minute on two CPU cores with the bundled model; its
+    seconds leave a busy machine some more."""
 
     seconds: float
     wave_cap: int  # largest wave, whatever max_running is
@@ -101,7 +102,7 @@ class Scale:
 
 
 SCALES = {
-    Level.QUICK: Scale(60, 16, 1, 0, 16, 1, 6, 24, 3, 3, 3, 4, 4, 190),
+    Level.QUICK: Scale(75, 16, 1, 0, 16, 1, 6, 24, 3, 3, 3, 4, 4, 190),
     Level.STANDARD: Scale(300, 64, 12, 12, 16, 6, 32, 48, 12, 16, 5, 8, 32, 900),
     Level.DEEP: Scale(1800, 256, 24, 36, 16, 8, 48, 96, 24, 16, 9, 8, 64, 4500),
 }
@@ -159,6 +160,16 @@ class Session:
     def max_running(self) -> int:
         """The most requests the engine runs at once: the policy's word, the engine's, or a cautious 8."""
         return self.policy.max_running or self.client.facts().max_running or 8
+
+    def shorten(self, probe: str, how: str) -> None:
+        """Note that a probe asked less than its level means to; '' for nothing."""
+        if how:
+            self.notes.setdefault("shortened", {})[probe] = how
+
+    @property
+    def shortened(self) -> dict[str, str]:
+        """Probes that asked less than the level means to, and how."""
+        return self.notes.get("shortened", {})  # type: ignore[no-any-return]
 
     @property
     def speculates(self) -> bool:

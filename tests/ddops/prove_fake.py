@@ -93,6 +93,15 @@ class Lies:
     goes_on: bool = False  # an end token does not end the reply
     forgets_history: bool = False  # only the last turn reaches the model
     nonsense: bool = False  # replies that are not the protocol
+    window: int = 0  # no more than so many tokens of a prompt reach the model
+    trims: bool = False  # the text lacks what is blank at its end
+    over_by: int = 0  # so many tokens more than /generate was asked for
+    drawn_at_zero: bool = False  # close decisions at T=0 are drawn
+    counts_uncached: bool = False  # a prompt that was seen before is counted as one token
+    calls_all: str = ""  # the finish reason of every reply
+    stops_early: int = 0  # so many characters before a stop word are lost, in streams
+    scores_of_next: bool = False  # a generated token's score is its neighbour's
+    spells_markers: bool = False  # /detokenize shows end tokens; no fault
 
 
 @dataclass
@@ -105,6 +114,7 @@ class FakeEngine:
     algorithm: str = "DDTREE"
     max_running: int = 8
     block_size: int = 16
+    context: int = 4096
     seen: list[dict[str, Any]] = field(default_factory=list)
     dead: bool = False
 
@@ -130,7 +140,7 @@ class FakeEngine:
         if path in ("/server_info", "/get_server_info"):
             return httpx.Response(404) if self.lies.no_info or self.kind == "vllm" else httpx.Response(200, json=self._info())
         if path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": 4096}]})
+            return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": self.context}]})
         if path == "/metrics":
             return httpx.Response(200, text=self._metrics())
         if path == "/flush_cache":
@@ -140,7 +150,8 @@ class FakeEngine:
                 return httpx.Response(400, json={"error": {"message": "unknown field messages"}})
             return httpx.Response(200, json={"tokens": encode(body.get("prompt", body.get("text", "")))})
         if path == "/detokenize":
-            return httpx.Response(200, json={"text": decode(body["tokens"])})
+            shown = decode_all if self.lies.spells_markers else decode
+            return httpx.Response(200, json={"text": shown(body["tokens"]).replace(chr(END), "<|end|>")})
         if path in ("/generate", "/v1/chat/completions", "/v1/completions"):
             return self._generation(path, body, request)
         return httpx.Response(404, json={"error": {"message": f"no {path}"}})
@@ -149,7 +160,7 @@ class FakeEngine:
         return {
             "model_path": "/m", "served_model_name": "fake", "speculative_algorithm": self.algorithm,
             "speculative_ddtree_budget": 16, "speculative_dflash_block_size": self.block_size,
-            "max_running_requests": self.max_running, "dtype": self.dtype, "context_length": 4096,
+            "max_running_requests": self.max_running, "dtype": self.dtype, "context_length": self.context,
             "internal_states": [{"avg_spec_accept_length": self.lies.accept}],
         }  # fmt: skip
 
@@ -196,11 +207,13 @@ class FakeEngine:
         prompt = self._prompt_text(body)
         with self._lock:
             self._running += 1
+            seen = prompt in self._prompts
             self._prompts.append(prompt)
         time.sleep(0.01)  # requests of a wave must overlap
-        ids, wrong_stream = self._decode(prompt, body, params, limit)
+        given = prompt[-self.lies.window :] if self.lies.window else prompt
+        ids, wrong_stream = self._decode(given, body, params, limit + (self.lies.over_by if native else 0))
         if (stop := body.get("stop")) and not self.lies.ignores_stop and (at := decode(ids).find(stop[0])) >= 0:
-            ids = ids[:at]
+            ids = ids[: at - (self.lies.stops_early if body.get("stream") else 0)]
         passes = max(1, round((len(ids) - 1) / self.lies.accept))
         with self._lock:
             self._running -= 1
@@ -209,11 +222,14 @@ class FakeEngine:
         if self.lies.token_seconds:
             time.sleep(self.lies.token_seconds * len(ids))
         cut = self.lies.kind == "cut" and self._mode(body) in self.lies.modes
-        finish = "stop" if stop or cut or (ids and ids[-1] == END) else "length"
-        meta = self._meta(prompt, ids, passes, finish) | ({"speculative": self._mode(body)} if self.kind == "ddtree" else {})
+        finish = self.lies.calls_all or ("stop" if stop or cut or (ids and ids[-1] == END) else "length")
+        meta = self._meta(prompt, ids, passes, finish)
+        if self.lies.counts_uncached and seen:
+            meta |= {"prompt_tokens": 1, "cached_tokens": len(encode(prompt)) - 1}
+        meta |= {"speculative": self._mode(body)} if self.kind == "ddtree" else {}
         if body.get("stream"):
             return httpx.Response(200, content=self._events(ids, meta, passes, native, wrong_stream, endless))
-        text = decode(ids)
+        text = decode(ids).rstrip() if self.lies.trims else decode(ids)
         if native:
             if body.get("return_logprob"):
                 meta |= self._output_scores(self._prompt_ids(body), ids)
@@ -281,6 +297,8 @@ class FakeEngine:
     def _output_scores(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
         """Scores of generated tokens; the prompt before them came from the cache, which may be damaged."""
         scored = self.score([*prompt, *ids])[len(prompt) :]
+        if self.lies.scores_of_next:
+            scored = [*scored[1:], (-9.0, scored[0][1])]
         wrong = 3.0 if self.lies.warm_scores_off else 0.0
         return {
             "output_token_logprobs": [[lp - wrong, i, None] for (lp, _), i in zip(scored, ids, strict=True)],
@@ -313,6 +331,8 @@ class FakeEngine:
         ids = [*encode(text), END]
         if sampled:
             ids = self._sampled(ids, params, mode)
+        elif self.lies.drawn_at_zero:
+            ids = self._sampled(ids, {"seed": random.random()}, mode)
         match kind:
             case "garbage":
                 ids = [*encode(("(]x;} def q " * (1 + len(text) // 12))[: max(20, len(text))]), END]
@@ -413,7 +433,8 @@ class FakeEngine:
             if k >= 0 and followed and k < len(right):
                 best = right[k]
                 if best == 10 and ids[i - 1] != 32:
-                    even = [(math.log(0.5), 10), (math.log(0.5), 32)]
+                    lead = 1.25e-4 if self.lies.drawn_at_zero else 0.0  # within the threshold, beyond rounding
+                    even = [(math.log(0.5 + lead), 10), (math.log(0.5 - lead), 32)]
                     followed = token in (10, 32)
                     spaces += token == 32
                     out.append((next((lp for lp, t in even if t == token), -12.0), even))
@@ -439,7 +460,7 @@ def answer_of(asked: str, given: str) -> str:
     if asked.startswith("Repeat these ids exactly"):
         return asked.split("\n", 1)[1]
     word = re.search(r"code word (?:is )?(\S+)\.", given)
-    if word and asked.endswith("Reply with the code word only."):
+    if word and asked.endswith(("Reply with the code word only.", "What is the code word?")):
         return word.group(1)
     if found := re.match(r"What is (\d+) ([+-]) (\d+)\?", asked):
         a, b = int(found.group(1)), int(found.group(3))

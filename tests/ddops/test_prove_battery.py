@@ -18,7 +18,8 @@ from ddops.prove.stages.shapes import wave_sizes
 from ddops.prove.verdicts import Gates, Policy
 from tests.ddops.prove_fake import FakeEngine, Lies
 
-POLICY = Policy(request_seconds=3, stall_seconds=1, seed=11)
+POLICY = Policy(request_seconds=15, stall_seconds=1, seed=11)  # a busy machine is no hung engine
+IMPATIENT = replace(POLICY, request_seconds=3)
 
 
 def prove(engine: FakeEngine | None = None, policy: Policy = POLICY, **options: Any) -> Verdict:
@@ -123,6 +124,16 @@ CORRUPT = {
     "the temperature is not looked at": ({"no_noise": True}, "options"),
     "an end token does not end a reply": ({"goes_on": True, "kind": "late"}, "alarms"),
     "earlier turns are forgotten": ({"forgets_history": True}, "isolation"),
+    "tokens after the 550th are wrong": ({"kind": "decay", "after": 550}, "long"),
+    "only the last 900 tokens of a prompt are seen": ({"window": 900}, "long"),
+    "a blank end of the text is lost": ({"trims": True}, "stream"),
+    "one token more than /generate was asked for": ({"over_by": 1}, "alarms"),
+    "close decisions at T=0 are drawn": ({"drawn_at_zero": True}, "repeatability"),
+    "prompts are counted without what is cached": ({"counts_uncached": True}, "alarms"),
+    "every reply says that it stopped by itself": ({"calls_all": "stop"}, "rescore"),
+    "every reply says that its limit ended it": ({"calls_all": "length"}, "alarms"),
+    "streams lose what stands before a stop word": ({"stops_early": 15}, "options"),
+    "scores of generated tokens are their neighbours'": ({"scores_of_next": True}, "options"),
 }
 
 
@@ -234,7 +245,7 @@ CRASHED = {
 
 @pytest.mark.parametrize("case", CRASHED)
 def test_crash_is_called_a_crash(case: str) -> None:
-    verdict = prove(lying(**CRASHED[case]))
+    verdict = prove(lying(**CRASHED[case]), IMPATIENT)
     assert verdict.kind is VerdictKind.CRASHED, verdict.why
     assert any(e.fault is Fault.CRASH for e in verdict.evidence)
 

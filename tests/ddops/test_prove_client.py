@@ -337,7 +337,7 @@ def test_a_saved_verdict_is_replayed_and_differences_show() -> None:
     from ddops.prove.verdicts import Policy
 
     corrupt = FakeEngine(Lies(kind="typo"))
-    policy = Policy(request_seconds=3, stall_seconds=1, seed=3)
+    policy = Policy(request_seconds=15, stall_seconds=1, seed=3)
     saved = battery.run(EngineClient(corrupt.client(), "ddtree"), policy=policy, only=["copy"]).to_json()
     again = replay(EngineClient(FakeEngine().client(), "ddtree"), load(saved))
     assert again

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddops.prove import alarms
+from ddops.prove.counts import Account, contradictions
 from ddops.prove.evidence import Evidence, Fault, Outcome
 from ddops.prove.judging import Bench, replay_of
 from ddops.prove.prompts import Kind
@@ -15,26 +16,50 @@ from ddops.prove.wire import EngineError, Reply
 
 
 def alarms_stage(bench: Bench) -> list[Evidence]:
-    """Every reply so far: signs in its text, and whether it went on after its own end."""
-    found = _evidence(bench, bench.session.turns)
-    late = went_on(bench, bench.session.turns)
-    if not late:
-        return [found]
-    detail = f"request {late[0].index} goes on after its end token"
-    got = f"{len(late)} replies go on after their end; {found.got}"
-    return [replace(found, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=got, detail=detail, replay=replay_of(late))]
+    """Every reply so far: signs in its text, whether it went on after its own end, and whether its numbers can be."""
+    turns = bench.session.turns
+    found = _evidence(bench, turns)
+    if late := went_on(bench, turns):
+        got = f"{len(late)} replies go on after their end; {found.got}"
+        return [_failed(found, got, f"request {late[0].index} goes on after its end token", late)]
+    if wrong := miscounted(bench, turns):
+        at, what = wrong[0]
+        got = f"{len(wrong)} replies miscount; {found.got}"
+        indices = {index for index, _ in wrong}
+        return [_failed(found, got, f"request {at}: {what}", [t for t in turns if t.index in indices])]
+    return [found]
+
+
+def _failed(found: Evidence, got: str, detail: str, turns: Sequence[Turn]) -> Evidence:
+    return replace(found, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=got, detail=detail, replay=replay_of(turns))
+
+
+def miscounted(bench: Bench, turns: Sequence[Turn]) -> list[tuple[int, str]]:
+    """(index, what is wrong) of replies whose own numbers contradict each other or what was asked."""
+    client = bench.session.client
+    accounts = [_account(t, t.reply) for t in turns if t.whole and t.reply is not None and "stop" not in t.ask.extra]
+    return contradictions(accounts, client.facts().context_length, exact=client.dialect.exact)
+
+
+def _account(turn: Turn, reply: Reply) -> Account:
+    ask, meta = turn.ask, reply.meta
+    prompt = (ask.messages, ask.ids, ask.text)
+    ids = None if reply.ids is None else len(reply.ids)
+    return Account(
+        turn.index, prompt, ask.max_tokens, reply.finish, meta.completion_tokens, ids, meta.prompt_tokens, meta.cached_tokens
+    )
 
 
 def went_on(bench: Bench, turns: Sequence[Turn]) -> list[Turn]:
-    """Replies with an end token inside: a last token of stopped replies that has no text of its own."""
+    """Replies with an end token inside: one that ends other replies and leaves no text of its own."""
     whole = [t for t in turns if t.whole and t.reply is not None and t.reply.ids]
     ends = {t.reply.ids[-1] for t in whole if t.reply and t.reply.ids and t.reply.finish == "stop"}
     inner = {i for t in whole if t.reply and t.reply.ids for i in t.reply.ids[:-1]} & ends
     try:
-        silent = {i for i in inner if not bench.session.client.detokenize([i])}
+        unseen = {i for i in inner if bench.endings.unseen(i)}
     except EngineError:
         return []
-    return [t for t in whole if t.reply and t.reply.ids and silent & set(t.reply.ids[:-1])]
+    return [t for t in whole if t.reply and t.reply.ids and unseen & set(t.reply.ids[:-1])]
 
 
 def _evidence(bench: Bench, turns: Sequence[Turn]) -> Evidence:

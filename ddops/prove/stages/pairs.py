@@ -38,7 +38,7 @@ def compare_pairs(bench: Bench, probe: str, pairs: Sequence[tuple[Turn, Turn]], 
             got=f"{len(parted)} of {len(whole)} pairs differ",
             detail=f"whether they are near ties cannot be scored: {bench.why_unscored or bench.why_broken}",
         )
-    partings = [(pair, _parting(bench, *pair)) for pair in parted]
+    partings = [(pair, parting_of(bench, *pair)) for pair in parted]
     faults = [(pair, p) for pair, p in partings if p is not None and p.kind is Parting.FAULT]
     open_ = sum(p is None for _, p in partings)
     ties = len(parted) - len(faults) - open_
@@ -60,7 +60,8 @@ def differ(a: Turn, b: Turn) -> bool:
     return a.reply.ids != b.reply.ids if a.reply.ids and b.reply.ids else a.reply.text != b.reply.text
 
 
-def _parting(bench: Bench, a: Turn, b: Turn) -> Divergence | None:
+def parting_of(bench: Bench, a: Turn, b: Turn) -> Divergence | None:
+    """Where two replies to one prompt part, and by how much; None when that cannot be scored."""
     scorer = bench.scorer
     if scorer is None or scorer.limit is None or a.reply is None or b.reply is None:
         return None

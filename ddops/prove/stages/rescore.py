@@ -41,6 +41,8 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
         return [unready(bench, "rescore")]
     if not judged:
         return [not_scored("rescore", session.notes.get("unscored", "no reply could be scored"))]
+    if len(judged) < len(turns):
+        session.shorten("rescore", f"{len(judged)} of {len(turns)} replies could be scored")
     tokens = sum(t.judged.scored for t in judged if t.judged)
     near = sum(t.judged.near for t in judged if t.judged)
     worst = max(t.judged.worst for t in judged if t.judged)
@@ -51,7 +53,7 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
         expected="every greedy token at the top",
         threshold=str(scorer.limit),
         sample=len(judged),
-        got=f"{tokens} tokens of {len(judged)} replies, worst gap {worst:.2g} nat, {near} near ties, {len(over)} over",
+        got=f"{tokens} tokens of {_of(judged, turns)} replies, worst gap {worst:.2g} nat, {near} near ties, {len(over)} over",
         detail="; ".join([f"known text {scorer.known_logprob:.2f} nat a token", *warm[1:]]),
         replay=replay_of(over or judged),
         values={"rescored": float(len(judged)), "near_ties": float(near)},
@@ -68,6 +70,10 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
     if warm[0] is Outcome.FAIL:
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=warm[1], replay=())]
     return [base]
+
+
+def _of(judged: Sequence[Turn], turns: Sequence[Turn]) -> str:
+    return str(len(judged)) if len(judged) == len(turns) else f"{len(judged)} of {len(turns)}"
 
 
 def _near(judged: Sequence[Judgement]) -> tuple[int, int]:

@@ -44,6 +44,17 @@ def other_way(session: Session, turn: Turn) -> Ask:
     return Ask(ids=ids, max_tokens=turn.ask.max_tokens, stream=stream, openai=turn.index % 2 == 0)
 
 
+def ways_to(session: Session, turn: Turn) -> tuple[Ask, ...]:
+    """The request as it was, and by ids through each endpoint that takes them."""
+    try:
+        assert turn.reply is not None
+        ids = session.client.prompt_ids(turn.reply)
+    except EngineError:
+        return (turn.ask,)
+    bare = Ask(ids=ids, max_tokens=turn.ask.max_tokens)
+    return (turn.ask, bare, replace(bare, openai=True)) if session.client.dialect.native else (turn.ask, bare)
+
+
 def several(count: int, *makers: Callable[[], Item]) -> list[Item]:
     """`count` items, from each maker in turn."""
     return [makers[i % len(makers)]() for i in range(count)]

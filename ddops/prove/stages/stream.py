@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ddops.prove.evidence import Evidence, Fault, Outcome
 from ddops.prove.judging import Bench, replay_of
 from ddops.prove.rescore import text_agrees
-from ddops.prove.session import Turn
+from ddops.prove.session import Session, Turn
 from ddops.prove.stages.stage import not_scored, several
 from ddops.prove.wire import EngineError
+
+_NEAR = 40  # tokens within which code has a line end
 
 
 def stream_stage(bench: Bench) -> list[Evidence]:
@@ -24,6 +27,8 @@ def stream_stage(bench: Bench) -> list[Evidence]:
         bench.check(fresh)
         streamed += [t for t in fresh if t.whole]
     plain = [t for t in usual if not t.ask.stream][: 2 * session.scale.streams]
+    ends = _cut_at_blanks(session, usual)
+    streamed, plain = [*streamed, *(t for t in ends if t.ask.stream)], [*plain, *(t for t in ends if not t.ask.stream)]
     wrong: list[tuple[Turn, str]] = []
     checked = 0
     why = "no stream came back"
@@ -52,3 +57,20 @@ def stream_stage(bench: Bench) -> list[Evidence]:
         detail = f"request {turn.index} ({'streamed' if turn.ask.stream else 'whole'}): {what}"
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)]
     return [base]
+
+
+def _cut_at_blanks(session: Session, turns: Sequence[Turn]) -> list[Turn]:
+    """A reply that is known, cut by its limit right behind a blank or a line end: the edge that is lost most easily.
+
+    Only of engines that promise the whole text; others trim it, and that is no fault.
+    """
+    known = next((t for t in turns if t.item is not None and t.item.kind.is_code and t.reply and t.reply.ids), None)
+    if known is None or known.reply is None or not session.client.dialect.exact:
+        return []
+    ids = known.reply.ids or ()
+    try:
+        limit = next((n for n in range(2, min(_NEAR, len(ids))) if session.client.detokenize(ids[:n])[-1:].isspace()), 0)
+    except EngineError:
+        return []
+    asks = [(None, replace(known.ask, max_tokens=limit, stream=stream)) for stream in (True, False)] if limit else []
+    return [t for t in session.send("stream: cut", asks) if t.whole]

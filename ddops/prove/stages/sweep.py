@@ -115,11 +115,14 @@ def _evidence(bench: Bench, swept: _Swept) -> Evidence:
         return not_scored(SWEEP, unsupported(swept.sent) or "no reply came back")
     bad, turns = swept.bad, swept.turns
     judged = sum(t.judged is not None for t in turns)
+    short = _short(bench.session, swept)
+    bench.session.shorten(SWEEP, short)
+    counts = f"{len(turns) - len(bad)}/{len(turns)} right, {judged} scored, up to {most_in_flight(swept.sent)} in flight"
     base = Evidence(
         SWEEP,
         Outcome.PASS,
         expected="every reply right, the model's own, and the same by another way",
-        got=f"{len(turns) - len(bad)}/{len(turns)} right, {judged} scored, up to {most_in_flight(swept.sent)} in flight",
+        got=", ".join(filter(None, (short, counts))),
         threshold="none wrong",
         sample=len(turns),
         replay=replay_of(bad or turns),
@@ -132,6 +135,12 @@ def _evidence(bench: Bench, swept: _Swept) -> Evidence:
     if bad:
         return _wrong_content(bench, swept, base)
     return _same_again(bench, swept, base)
+
+
+def _short(session: Session, swept: _Swept) -> str:
+    """How far it fell behind the level's count, unless a finding ended it."""
+    meant = session.scale.sweep
+    return f"{len(swept.turns)} of the level's {meant} replies" if len(swept.turns) < meant and not swept.suspicious else ""
 
 
 def _wrong_content(bench: Bench, swept: _Swept, base: Evidence) -> Evidence:
