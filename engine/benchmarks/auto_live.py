@@ -1,12 +1,15 @@
 """Budget `auto` against the best fixed choice, live: the best is chosen on half of the repeats, compared on the others.
 
-    python engine/benchmarks/auto_live.py [--device cuda] [--dtype bfloat16] [--batch 1 4 16 32] [--repeats 8] [--json FILE]
+    python engine/benchmarks/auto_live.py [--device cuda] [--dtype bfloat16] [--batch 1 4 16 32] [--repeats 8] [--by-group]
+        [--json-file FILE]
 
 Method: one process, one engine per budget, all arms interleaved in an order that changes from repeat to repeat; texts of
-three kinds (code, chat, tokens at random), each kind and batch size a cell. A cell's best arm, of plain decoding, the chain
-and every fixed budget, is the one with the best median over the even repeats; `auto` is then compared with it in the odd
-ones, pair by pair, so that luck in choosing helps nobody. `auto` goes from cell to cell with what it has learnt; the first
-repeat of a cell is not counted. The lower bound of the geometric mean over cells is one-sided, 95 %, by resampling pairs.
+three kinds (code, chat, tokens at random), each kind and batch size a cell. The batch is held full: as a request ends the
+next begins, and the clock stops when none is left to begin (`--by-group`: groups start and end together, so that the last
+of a group decodes alone, which any drafting that favours one request makes longer). A cell's best arm, of plain decoding,
+the chain and every fixed budget, is the one with the best median over the even repeats; `auto` is then compared with it in
+the odd ones, pair by pair, so that luck in choosing helps nobody. `auto` goes from cell to cell with what it has learnt; the
+first repeat of a cell is not counted. The lower bound of the geometric mean over cells is one-sided, 95 %, by resampling pairs.
 """
 
 from __future__ import annotations
@@ -17,18 +20,22 @@ import math
 import random
 import statistics
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ddtree_engine.config import SpecMode
 from ddtree_engine.engine import Engine
-from ddtree_engine.requests import Sampling
+from ddtree_engine.requests import Request, Sampling
 
 sys.path.insert(0, str(Path(__file__).parent))  # runs as a file, from anywhere
 
 from bench_engine import TASKS, Arm, arms, load, parse, run_once
 
 GOAL, LEAST = 0.97, 0.93
+TURNS = 3  # requests for every place of a batch
 CHATS = (
     "Tell me a short story about a lighthouse keeper who finds a map.",
     "Explain to a child why the sky is blue.",
@@ -76,19 +83,44 @@ def texts(model_path: str, vocab: int, batch: int) -> dict[str, list[list[list[i
     return {kind: [ids[i : i + batch] for i in range(0, count, batch)] for kind, ids in found.items()}
 
 
+def held_full(engine: Engine, prompts: Sequence[Sequence[int]], mode: SpecMode, sampling: Sampling, batch: int) -> float:
+    """Tokens a second while `batch` requests run; what still runs when none is left to begin is not waited for."""
+    engine.flush()
+    waiting = [Request(f"live-{i}", tuple(prompt), sampling, mode) for i, prompt in enumerate(prompts)]
+    left, running, tokens = deque(waiting), 0, 0
+    started = time.perf_counter()
+    while left or running == batch:
+        while left and running < batch:
+            engine.submit(left.popleft())
+            running += 1
+        for update in engine.step():
+            tokens += len(update.token_ids)
+            running -= update.finish is not None
+    seconds = time.perf_counter() - started
+    for request in waiting:
+        engine.cancel(request.id)
+    engine.drain([request.id for request in waiting])
+    return tokens / seconds
+
+
 def measure(
     engines: dict[str, Engine], plan: Sequence[Arm], kind: str, groups: list[list[list[int]]], args: argparse.Namespace
 ) -> Cell:
+    batch, prompts = len(groups[0]), [prompt for group in groups for prompt in group] * (1 if len(groups[0]) == 1 else TURNS)
     # Code ends by itself; chat and noise go on, so that every cell decodes for as long.
     sampling = Sampling(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=1, ignore_eos=kind != "code")
     rates: dict[str, list[float]] = {arm.name: [] for arm in plan}
     for n in range(args.repeats + 1):
         turn = n % len(plan)
         for arm in (*plan[turn:], *plan[:turn]):
-            run = run_once(engines[arm.budget], groups, arm.mode, sampling)
+            if args.by_group:
+                run = run_once(engines[arm.budget], groups, arm.mode, sampling)
+                rate = run.tokens / run.seconds
+            else:
+                rate = held_full(engines[arm.budget], prompts, arm.mode, sampling, batch)
             if n:
-                rates[arm.name].append(run.tokens / run.seconds)
-    return Cell(kind, len(groups[0]), rates)
+                rates[arm.name].append(rate)
+    return Cell(kind, batch, rates)
 
 
 def lower_bound(cells: Sequence[Cell], draws: int = 2000) -> float:
@@ -118,8 +150,10 @@ def report(cells: Sequence[Cell]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--json-file", type=Path)
+    parser.add_argument("--by-group", action="store_true")
     own, rest = parser.parse_known_args(argv)
     args = parse(["--repeats", "8", "--max-new-tokens", "160", *rest])
+    args.by_group = own.by_group
     engines = {budget: load(args, budget) for budget in args.budgets}
     info = next(iter(engines.values())).info
     print(f"{info.device_name}, {info.dtype}", file=sys.stderr)

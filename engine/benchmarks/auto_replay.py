@@ -1,6 +1,6 @@
 """What budget `auto` loses: the engine's own policy replayed over recorded acceptance and measured costs.
 
-    cd engine && python -m benchmarks.auto_replay [--costs FILE ...] [--batch 1 4 16 32] [--json FILE]
+    cd engine && python -m benchmarks.auto_replay [--costs FILE ...] [--recorded FILE] [--batch 1 4 16 32] [--json FILE]
 
 Method: `texts.py` knows what every tree would have accepted, `data/costs_*.json` what rounds take on a machine (made by
 `round_costs.py`; every kind, batch size and number of rows). The policy sees these times disturbed: each by 5 %, and
@@ -20,8 +20,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from benchmarks.texts import MISSED, Text, load
-from ddtree_engine.budget import Auto, Policy, Round
+from benchmarks.texts import HELD_OUT, MISSED, Text, load
+from ddtree_engine import rehearsal
+from ddtree_engine.auto import Auto
+from ddtree_engine.budget import Policy, Round
 from ddtree_engine.cache import Lease
 from ddtree_engine.config import SpecMode
 from ddtree_engine.costs import Costs, CostTable, Kind
@@ -34,9 +36,9 @@ BUDGETS = (4, 8, 16, 32, 64)
 ROUNDS = {1: 3000, 4: 1500, 16: 1000, 32: 800}
 LIMIT = 64  # nodes of the largest tree
 GOAL = 0.03
-# What the policy itself takes beyond a fixed budget, on the host of one H200: in a round of fitted trees, in one that is
-# studied, in a plain one that is reviewed.
-FITTING, STUDYING, REVIEWING = 1.1e-4, 3e-4, 1e-4
+# What the policy itself takes beyond a fixed budget, on the host of one H200: in a round that is studied, in a plain one
+# that is reviewed.
+STUDYING, REVIEWING = 3e-4, 1e-4
 
 
 # Costs ----------------------------------------------------------------------------------------------------------
@@ -79,8 +81,8 @@ class Machine:
         draft = self.draft.at(batch)
         if kind is Kind.OFF:
             whole = self.off[batch] + draft
-        elif kind is Kind.CHAIN and rows == batch * 16:
-            whole = self.chain[batch]
+        elif kind is Kind.CHAIN:  # its rows fall below the full ones where texts end
+            whole = self.chain[batch] * self.tree[batch].at(rows) / self.tree[batch].at(batch * 16)
         else:
             whole = self.tree[batch].at(rows)
         return max(0.1 * whole, whole - draft + self.draft.at(drafted))
@@ -190,7 +192,7 @@ def run_policy(
         for slot in group:
             slot.proposal = grower.proposal(slot, policy) if slot.sequence.request.id in chosen else None
         took = machine.seconds(kind, batch, rows, len(chosen))
-        took += FITTING * (kind is Kind.FITTED) + (STUDYING if rows > batch else REVIEWING) * policy.studying
+        took += (STUDYING if rows > batch else REVIEWING) * policy.studying
         seconds += took
         policy.observe(Round(batch, rows, len(chosen), seen(took)))
     return tokens / seconds
@@ -245,11 +247,21 @@ class Cell:
         return 1.0 - self.auto / self.rates[self.best]
 
 
+def rehearsed(machine: Machine, batch: int, seen: Callable[[float], float]) -> Costs:
+    """What the engine knows after its start: the tables, and whole rounds of every kind."""
+    costs = Costs(machine.verify, machine.draft)
+    for kind, nodes in ((Kind.OFF, 0), (Kind.CHAIN, 15), *((Kind.TREE, n) for n in rehearsal.NODES)):
+        rows, drafted = batch * (nodes + 1), batch * (nodes > 0)
+        took = machine.seconds(kind, batch, rows, drafted)
+        costs.rehearsed(kind, nodes, Round(batch, rows, drafted, min(seen(took) for _ in range(rehearsal.COUNTED))))
+    return costs
+
+
 def measure(machine: Machine, texts: Sequence[Text], name: str, batch: int, arms: dict[str, dict[Text, list[int]]]) -> Cell:
     rounds = ROUNDS.get(batch, 300)
     rates = {"off": batch / machine.seconds(Kind.OFF, batch, batch, 0)}
     rates |= {arm: run_fixed(of, machine, texts, batch, rounds, arm) for arm, of in arms.items()}
-    policy = Auto(Costs(machine.verify, machine.draft), depth=texts[0].logprobs.shape[1])
+    policy = Auto(rehearsed(machine, batch, Disturbed(batch + 100)), depth=texts[0].logprobs.shape[1])
     return Cell(machine.name, name, batch, rates, run_policy(policy, machine, texts, batch, rounds, Disturbed(batch)))
 
 
@@ -275,11 +287,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--costs", type=Path, nargs="+", default=sorted(DATA.glob("costs_*.json")))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--recorded", type=Path, default=HELD_OUT, help="texts.json: what the policy was made with")
     parser.add_argument("--texts", nargs="+", help="kinds of texts (default: all and a mix)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     cells = []
-    for name, texts in workloads(load()).items():
+    for name, texts in workloads(load(args.recorded)).items():
         if args.texts and name not in args.texts:
             continue
         arms = accepted_rows(texts)

@@ -17,18 +17,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from ddtree_engine.budget import Auto, Fixed, Round
+from ddtree_engine.auto import Auto
 from ddtree_engine.config import Algorithm, EngineConfig, SpecMode
-from ddtree_engine.costs import CostTable
+from ddtree_engine.costs import CostTable, Kind
 from ddtree_engine.engine import Engine
-from ddtree_engine.forest import Forest, Sizes
+from ddtree_engine.forest import Sizes
 from ddtree_engine.graphs import Shape
 from ddtree_engine.loading import device_facts
 from ddtree_engine.measuring import measure_draft, measure_verify
+from ddtree_engine.rehearsal import Forced
 from ddtree_engine.requests import Sampling
-from ddtree_engine.sequence import Sequence as Running
 
 sys.path.insert(0, str(Path(__file__).parent))  # the other benchmarks are run as files
 
@@ -39,28 +38,12 @@ BATCHES = (1, 4, 16, 32)
 TOKENS = 160
 
 
-class Forced(Fixed):
-    """Rounds of one size, and what they took."""
-
-    def __init__(self, nodes: int | None, *, chains: bool = False) -> None:
-        self.chains, self._nodes, self.rounds = chains, nodes, list[Round]()
-
-    def to_draft(self, live: Sequence[Running]) -> list[Running]:
-        return [] if self._nodes is None else super().to_draft(live)
-
-    def fit(self, forest: Forest, sequences: Sequence[Running]) -> Forest:
-        return forest if self._nodes is None else forest.cut(np.full(len(forest), self._nodes + 1))
-
-    def observe(self, spent: Round) -> None:
-        self.rounds.append(spent)
-
-    def seconds(self, batch: int) -> float:
-        """Median of the rounds in which every request had a tree of this size."""
-        rows, drafted = (batch, 0) if self._nodes is None else (batch * (self._nodes + 1), batch)
-        taken = [r.seconds for r in self.rounds if (r.requests, r.rows, r.drafted) == (batch, rows, drafted)]
-        if len(taken) < 3:
-            raise SystemExit(f"error: only {len(taken)} rounds of {rows} rows for {batch} requests; use more tokens")
-        return statistics.median(taken)
+def median(forced: Forced, batch: int) -> float:
+    """Seconds of the rounds in which every request had a tree of this size."""
+    taken = [r.seconds for r in forced.whole(batch)]
+    if len(taken) < 3:
+        raise SystemExit(f"error: only {len(taken)} rounds of {forced.nodes} nodes for {batch} requests; use more tokens")
+    return statistics.median(taken)
 
 
 def bundled(device: str, dtype: str, batches: Sequence[int]) -> dict[str, object]:
@@ -76,29 +59,29 @@ def bundled(device: str, dtype: str, batches: Sequence[int]) -> dict[str, object
             random_seed=1,
         )
     )
-    policy = engine._decoder.policy
+    policy = engine.policy
     assert isinstance(policy, Auto)
     verify, draft = policy.costs._tables
     depth = policy.depth
 
     def one(forced: Forced, batch: int) -> float:
-        engine._decoder.policy = forced
+        engine.policy = forced
         # Plain rounds say one token each, so fewer of them are enough.
-        tokens = TOKENS // 2 if forced._nodes is None else TOKENS
+        tokens = TOKENS // 2 if forced.kind is Kind.OFF else TOKENS
         prompts = [p for group in encode(str(MODELS / "target"), batch) for p in group]
         for first in range(0, min(len(prompts), max(batch, 4)), batch):
             engine.flush()
             sampling = Sampling(max_new_tokens=tokens, ignore_eos=True)
             engine.generate(prompts[first : first + batch], sampling, SpecMode.TREE)
-        return forced.seconds(batch)
+        return median(forced, batch)
 
     found = {}
     for batch in batches:
-        trees = {str(batch * (n + 1)): one(Forced(n), batch) for n in NODES}
+        trees = {str(batch * (n + 1)): one(Forced(Kind.TREE, n), batch) for n in NODES}
         found[str(batch)] = {
-            "off": one(Forced(None), batch),
-            "chain": one(Forced(depth, chains=True), batch),
-            "tree": {str(batch): one(Forced(0), batch)} | trees,
+            "off": one(Forced(Kind.OFF, 0), batch),
+            "chain": one(Forced(Kind.CHAIN, depth), batch),
+            "tree": {str(batch): one(Forced(Kind.TREE, 0), batch)} | trees,
         }
         print(f"batch {batch}", {k: v for k, v in found[str(batch)].items() if k != "tree"}, trees, file=sys.stderr)
     facts = device_facts(engine._decoder.runner.device)

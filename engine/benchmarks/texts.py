@@ -1,6 +1,8 @@
 """Recorded acceptance: what the drafter proposed at every token of the target's own answers, and which of it was right.
 
-    cd engine && python -m benchmarks.texts            # records data/texts.json anew with the bundled models
+    cd engine && python -m benchmarks.texts            # records data/texts*.json anew with the bundled models
+
+The budget policy was made with `texts.json` before the eyes; `texts_held_out.json` is what it is reported on.
 
 With it any tree can be replayed without a model: after i tokens the candidates of every depth are known, and so is the rank
 of the token that the target says there. Greedy answers; one token a round, so that there is a proposal at every position.
@@ -15,6 +17,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +29,7 @@ from ddtree_engine.requests import Request, Sampling
 
 HERE = Path(__file__).parent
 MODELS = HERE.parent / "models"
-FILE = HERE / "data" / "texts.json"
+FILE, HELD_OUT = HERE / "data" / "texts.json", HERE / "data" / "texts_held_out.json"
 TOKENS, SCALE, MISSED = 128, 1000, 255
 
 PROMPTS = {
@@ -46,6 +49,34 @@ PROMPTS = {
         "Explain to a child why the sky is blue.",
         "What should I pack for three days in the mountains?",
         "The capital of Norland is Veska. The capital of Surland is Tomar. Describe both in a few sentences.",
+    ),
+}
+
+OTHER_PROMPTS = {
+    "coding": (
+        "Write a Python function is_anagram(a, b) that returns True if a and b are anagrams.",
+        "Write a Python function flatten(items) that flattens a nested list.",
+        "Write the Python functions is_even(n), max_of(items) and reverse(s).",
+        "Write a Python function fib(n) that returns the n-th Fibonacci number, with fib(0) = 0 and fib(1) = 1.",
+        "Write the Python functions sum_digits(n), power(a, b) and lcm(a, b).",
+        "Write a Python function binary_search(items, x) that returns the index of x, or -1.",
+        "Write a Python function remove_duplicates(items) that keeps the first of equal items.",
+        "Write the Python functions clamp(x, low, high), average(items) and is_sorted(items).",
+    ),
+    "copy": tuple(
+        "Repeat these ids exactly, one per line:\n"
+        + "\n".join(f"{random.Random(seed * 89 + i + 1000).randrange(16**8):08x}" for i in range(count))
+        for seed, count in enumerate((3, 6, 12, 12, 9))
+    ),
+    "chat": (
+        "Tell me about a gardener who talks to the moon.",
+        "Explain to a friend how bread is made.",
+        "What can one do on a rainy Sunday?",
+        "Describe an old bridge at night in a few sentences.",
+        "Write a letter to a neighbour about a lost cat.",
+        "Why do leaves fall in autumn?",
+        "Give three reasons to learn to swim.",
+        "Tell me a joke about a tired robot.",
     ),
 }
 
@@ -132,17 +163,28 @@ def main() -> int:
             max_running_requests=1,
         )
     )
-    engine._decoder.policy = Plodding()
+    engine.policy = Plodding()
+    for path, prompts, seed, hostile in ((FILE, PROMPTS, 7, 4), (HELD_OUT, OTHER_PROMPTS, 8, 8)):
+        save(path, record_all(engine, tokenizer, prompts, random.Random(seed), hostile))
+    return 0
+
+
+def record_all(
+    engine: Engine, tokenizer: Any, by_kind: dict[str, tuple[str, ...]], dice: random.Random, hostile: int
+) -> list[Text]:
     texts = []
-    for kind, prompts in PROMPTS.items():
+    for kind, prompts in by_kind.items():
         for prompt in prompts:
             chat = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
             ids = tokenizer.encode(chat, add_special_tokens=False).ids
             texts.append(record(engine, ids, kind, ignore_eos=kind == "chat"))
-    dice = random.Random(7)
-    for _ in range(4):  # nothing that a model was trained on: tokens at random, which it goes on with as it can
+    for _ in range(hostile):  # nothing that a model was trained on: tokens at random, which it goes on with as it can
         ids = [dice.randrange(engine.info.vocab_size) for _ in range(48)]
         texts.append(record(engine, ids, "hostile", ignore_eos=True))
+    return texts
+
+
+def save(path: Path, texts: list[Text]) -> None:
     rows = [
         {
             "kind": t.kind,
@@ -154,10 +196,9 @@ def main() -> int:
         }
         for t in texts
     ]
-    FILE.write_text(json.dumps({"models": "bundled target and drafter-b16, float32", "texts": rows}) + "\n")
+    path.write_text(json.dumps({"models": "bundled target and drafter-b16, float32", "texts": rows}) + "\n")
     for t in texts:
         print(f"{t.kind:<8} {len(t):4} positions, first choice right {np.mean(t.ranks[:, 0] == 0):.2f}", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":

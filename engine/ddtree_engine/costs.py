@@ -1,8 +1,8 @@
-"""What a round costs: tables measured at start-up, corrected by what rounds of each kind really take. Pure.
+"""What a round costs: tables of passes, and what whole rounds took at start-up and take since. Pure.
 
 Only ratios between kinds matter to a decision, and machines are disturbed for seconds or minutes at a time. So a round of
 a kind that is seldom run is compared with the rounds around it, never with an absolute time of long ago, and medians are
-kept, not means. `measuring.py` makes the tables.
+kept, not means. `measuring.py` makes the tables, `rehearsal.py` runs the rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from enum import Enum, auto
 
 import numpy as np
 
+from ddtree_engine.budget import Round
+
 
 class Kind(Enum):
     """What a decoding round does. Only whole rounds of a kind are compared, not the ones in which it changes."""
@@ -23,7 +25,6 @@ class Kind(Enum):
     OFF = auto()  # nothing is drafted
     CHAIN = auto()
     TREE = auto()  # trees of one size, as a fixed budget has them
-    FITTED = auto()  # trees cut by what their nodes are worth, over the whole batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,55 +67,64 @@ class CostTable:
 
 @dataclass(slots=True)
 class _Cell:
-    """Seconds a request that rounds of a kind take, at about one batch size, beyond what the tables say of rows and drafts."""
+    """Seconds a request that rounds of a kind and size take, at about one batch size, beyond what the tables say."""
 
-    value: float  # at first a guess, which counts as two: the first rounds may be disturbed
+    value: float
+    guesses: int  # how many samples the first value counts as: the first rounds may be disturbed
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=9))
 
-    GUESS = 2
-
     def __post_init__(self) -> None:
-        self.seen.extend([self.value] * self.GUESS)
+        self.seen.extend([self.value] * self.guesses)
 
     def add(self, sample: float) -> None:
         self.seen.append(sample)
         self.value = statistics.median(self.seen)
 
 
+Key = tuple[Kind, int, int]  # about so many requests, about so many rows for each
+
+
 class Costs:
     """Seconds of rounds, up to a factor that is the machine's present pace and the same for all of them.
 
-    The tables know rows and drafts. What they miss depends on the batch: long contexts, the host's work for every request.
+    The tables know rows and drafts. What they miss depends on the kind, the batch and the size of trees: long contexts, the
+    host's work for every request, how rows are spread over requests.
     """
 
     RECENT = 5  # rounds that make the present pace
+    GUESS, REHEARSED = 2, 4  # samples that a value from elsewhere counts as, and a rehearsed one
 
     def __init__(self, verify: CostTable, draft: CostTable) -> None:
         self._tables = (verify, draft)
         self._known: list[np.ndarray] = [np.zeros(1), np.zeros(1)]
-        self._cells: dict[tuple[Kind, int], _Cell] = {}
-        self._key: tuple[Kind, int] | None = None  # what runs
+        self._cells: dict[Key, _Cell] = {}
+        self._key: Key | None = None  # what runs
         self._age = 0  # rounds of it before
         self._recent: deque[float] = deque(maxlen=self.RECENT)  # its pace
         self._before: float | None = None  # the pace of what ran before it
 
-    def seconds(self, kind: Kind, requests: int, rows: np.ndarray | int, drafted: np.ndarray | int) -> np.ndarray:
-        """Of rounds of a kind that verify `rows` and draft for `drafted` of `requests` requests (arrays broadcast)."""
-        known = self._table(0, rows) + self._table(1, drafted)
-        return known + max(self._extra(kind, requests), -0.5 * float(self._table(0, requests)))
+    def seconds(self, kind: Kind, requests: int, nodes: np.ndarray | int, drafted: int) -> np.ndarray:
+        """Of rounds of a kind in which `drafted` of `requests` requests have trees of `nodes` (one number or several)."""
+        known = self._table(0, requests + drafted * np.asarray(nodes)) + self._table(1, np.asarray(drafted))
+        extra = np.array([self._extra(_key(kind, requests, int(n))) * requests for n in np.ravel(nodes)])
+        return np.maximum(known + extra.reshape(known.shape), 0.5 * known)
 
     def samples(self, kind: Kind, requests: int) -> int:
-        cell = self._cells.get((kind, _about(requests)))
-        return len(cell.seen) - _Cell.GUESS if cell else 0
+        """Rounds that the cost of a kind rests on, for its best known size."""
+        mine = [len(c.seen) - self.GUESS for (k, n, _), c in self._cells.items() if k is kind and n == _about(requests)]
+        return max(mine, default=0)
 
-    def observe(self, kind: Kind, requests: int, rows: int, drafted: int, seconds: float | None) -> None:
-        """A round of a kind has run; None: for a time that is not to be counted.
+    def rehearsed(self, kind: Kind, nodes: int, spent: Round) -> None:
+        """A whole round took this at start-up, at the pace that the tables were measured at."""
+        self._cells[_key(kind, spent.requests, nodes)] = _Cell(self._beyond(spent, 1.0), self.REHEARSED)
 
-        One sample a change of kind or batch: its second round (the first finds caches cold) at the pace before the change.
+    def observe(self, kind: Kind, nodes: int, spent: Round, *, usual: bool = True) -> None:
+        """A round of a kind has run; usual: its time counts.
 
-        So a disturbance counts once however long it lasts, and what runs all the time is not compared with itself.
+        One sample a change of kind, size or batch: its second round (the first finds caches cold) at the pace before the
+        change. So a disturbance counts once however long it lasts, and what runs all the time is not compared with itself.
         """
-        key = (kind, _about(requests))
+        key = _key(kind, spent.requests, nodes)
         if key != self._key:
             if self._recent:
                 self._before = statistics.median(self._recent)
@@ -122,31 +132,45 @@ class Costs:
             self._recent.clear()
             return
         self._age += 1
-        if seconds is None or (self._age > 4 and self._age % 8):  # what goes on needs no more than a look now and then
+        if not usual or (self._age > 4 and self._age % 8):  # what goes on needs no more than a look now and then
             return
-        cell = self._cells.setdefault(key, _Cell(self._extra(kind, requests) / requests))
+        cell = self._cells.setdefault(key, _Cell(self._extra(key), self.GUESS))
         if self._age == 1 and self._before is not None:
-            known = float(self._table(0, rows) + self._table(1, drafted))
-            beyond = seconds / self._before - known
-            cell.add(max(-0.5 * known, min(known, beyond)) / requests)
-        self._recent.append(seconds / float(self.seconds(kind, requests, rows, drafted)))
+            cell.add(self._beyond(spent, self._before))
+        expected = max(self._from_tables(spent) + cell.value * spent.requests, 0.5 * self._from_tables(spent))
+        self._recent.append(spent.seconds / expected)
 
-    def _extra(self, kind: Kind, requests: int) -> float:
-        """Of this kind and about this batch size, or of what is nearest to it."""
-        size = _about(requests)
-        if (cell := self._cells.get((kind, size))) is None:
-            near = [(abs(math.log2(n / size)) + 0.7 * (k is not kind), c.value) for (k, n), c in self._cells.items()]
-            return min(near)[1] * requests if near else 0.0
-        return cell.value * requests
+    def _from_tables(self, spent: Round) -> float:
+        return float(self._table(0, np.asarray(spent.rows)) + self._table(1, np.asarray(spent.drafted)))
 
-    def _table(self, which: int, sizes: np.ndarray | int) -> np.ndarray:
-        known, most = self._known[which], sizes if isinstance(sizes, int) else int(sizes.max())
+    def _beyond(self, spent: Round, pace: float) -> float:
+        """Seconds a request that this round took beyond the tables', within what is credible."""
+        known = self._from_tables(spent)
+        return max(-0.5 * known, min(known, spent.seconds / pace - known)) / spent.requests
+
+    def _extra(self, key: Key) -> float:
+        """Of this kind, batch and size, or of what is nearest to it."""
+        if (cell := self._cells.get(key)) is not None:
+            return cell.value
+        near = [(_distance(key, other), cell.value) for other, cell in self._cells.items()]
+        return min(near)[1] if near else 0.0
+
+    def _table(self, which: int, sizes: np.ndarray) -> np.ndarray:
+        known, most = self._known[which], int(sizes.max())
         if most >= len(known):
             known = np.array([self._tables[which].at(n) for n in range(2 * most + 1)])
             self._known[which] = known
         return known[sizes]  # type: ignore[no-any-return]
 
 
-def _about(requests: int) -> int:
+def _key(kind: Kind, requests: int, nodes: int) -> Key:
+    return kind, _about(requests), _about(nodes + 1)
+
+
+def _distance(a: Key, b: Key) -> float:
+    return 0.7 * (a[0] is not b[0]) + abs(math.log2(a[1] / b[1])) + 0.5 * abs(math.log2(a[2] / b[2]))
+
+
+def _about(count: int) -> int:
     """The nearest power of two: batches shrink and grow by one, and must not each be learnt anew."""
-    return 1 << round(math.log2(requests))
+    return 1 << round(math.log2(count))

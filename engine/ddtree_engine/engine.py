@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ddtree_engine import scheduler
-from ddtree_engine.budget import Auto, Fixed, Policy
+from ddtree_engine import scheduler, starting
+from ddtree_engine.budget import Policy
 from ddtree_engine.cache import Lease, Resident, Slabs
-from ddtree_engine.config import AUTO, EngineConfig, SpecMode
+from ddtree_engine.config import EngineConfig, SpecMode
 from ddtree_engine.corruption import CorruptionPoints
-from ddtree_engine.costs import Costs
 from ddtree_engine.decode import Chunk, Decoder, DecodeSettings
-from ddtree_engine.forest import Sizes
 from ddtree_engine.loading import Checked, Loaded, check, device_facts, load
 from ddtree_engine.requests import Finish, Request, RequestError, Sampling, Stats, Update
 from ddtree_engine.runner import Runner
@@ -105,12 +103,10 @@ class Engine:
         torch.set_num_threads(checked.config.num_threads or 1)
         with torch.inference_mode():
             loaded = load(checked, progress)
-            runner = _runner(checked, loaded, progress, faults)
-            policy = _policy(checked, runner, progress)
+            runner = starting.runner(checked, loaded, progress, faults)
+            policy = starting.policy(checked, runner, progress)
         engine = cls(checked, loaded, runner, policy, faults)
-        progress("warming up", 0.0)
-        engine._warm_up()
-        progress("warming up", 1.0)
+        engine._rehearse(progress)
         return engine
 
     # Requests -----------------------------------------------------------------------------------------------------
@@ -252,16 +248,34 @@ class Engine:
                         left.discard(update.request_id)
         return seen
 
-    def _warm_up(self) -> None:
-        """One short answer per mode, so that the first request does not pay for first calls; leaves no trace."""
+    # Before the first request -------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """What decides on the next rounds."""
+        return self._decoder.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._decoder.policy = policy
+
+    @property
+    def tree_budget(self) -> int:
+        """Nodes of the largest tree that there is room for."""
+        return self._decoder.settings.budget
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a prompt is still to be read."""
+        return bool(self._waiting) or any(s.left_to_prefill for s in self._running.values())
+
+    def _rehearse(self, progress: Callable[[str, float], None]) -> None:
+        """Short answers and trial rounds, so that the first request does not pay for first calls; they leave no trace."""
         faults, self._decoder.faults = self._decoder.faults, None
-        room = min(self.info.context_length, 32)
-        mode = self.config.speculative_algorithm.mode
-        for m in dict.fromkeys((SpecMode.OFF, mode)):
-            self.generate([[0] * max(1, room // 2)], Sampling(max_new_tokens=max(1, room // 2), ignore_eos=True), m)
+        starting.warm_up(self, progress)
         self._decoder.faults = faults
         self._decoder.counters = type(self._decoder.counters)()
-        self._decoder.policy.forget()
+        self.policy.forget()
         self._served = self._spec_requests = self._prompt_tokens = self._cached_tokens = 0
         self.flush()
 
@@ -272,50 +286,6 @@ def collect(updates: Sequence[Update]) -> Generated:
     assert last.finish is not None
     tokens = tuple(token for update in updates for token in update.token_ids)
     return Generated(tokens, last.finish, last.verify_passes, last.cached_tokens, tuple(updates))
-
-
-def _runner(
-    checked: Checked,
-    loaded: Loaded,
-    progress: Callable[[str, float], None],
-    faults: CorruptionPoints | None,
-) -> Runner:
-    if checked.device.type == "cpu":
-        return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
-    from ddtree_engine import graphs, kernels, tiles, tree_kernel
-
-    config, sizes = checked.config, checked.sizes
-    runner = graphs.CudaRunner(
-        loaded.target, loaded.drafter, loaded.cache, checked.device, kernels.TileAttention, tree_kernel.grow_into
-    )
-    if config.disable_cuda_graph or faults is not None:  # corruption points are on the host, between the steps
-        return runner
-    if sizes.budget > tiles.MAX_NODES:
-        log.warning("trees above %d nodes run without CUDA graphs and Triton attention", tiles.MAX_NODES)
-        return runner
-    shape = graphs.Shape(
-        max_requests=min(config.max_running_requests, config.cuda_graph_max_bs or config.max_running_requests),
-        max_nodes=sizes.window - 1,
-        block=sizes.block,
-        k=min(config.speculative_ddtree_topk_cap, checked.target.stack.vocab),
-    )
-    runner.capture(shape, lambda share: progress("capturing graphs", share))
-    return runner
-
-
-def _policy(checked: Checked, runner: Runner, progress: Callable[[str, float], None]) -> Policy:
-    if checked.config.speculative_ddtree_budget != AUTO or checked.drafter is None:
-        return Fixed()
-    from ddtree_engine import measuring
-
-    sizes, running = checked.sizes, checked.config.max_running_requests
-    rows = measuring.sizes_up_to(running * (sizes.budget + 1), runner.row_sizes or measuring.ROW_SIZES)
-    requests = measuring.sizes_up_to(running, runner.request_sizes or (1, 2, 4, 8, 16))
-    trees = Sizes(sizes.window, sizes.block - 1)
-    verify = measuring.measure_verify(runner, rows, trees, sizes.context, lambda share: progress("measuring costs", share))
-    k = min(checked.config.speculative_ddtree_topk_cap, checked.target.stack.vocab)
-    draft = measuring.measure_draft(runner, requests, sizes.context, k, trees)
-    return Auto(Costs(verify, draft), depth=sizes.block - 1)
 
 
 def _aborted(request_id: str, s: Running | None) -> Update:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ddtree_engine.budget import Auto, Fixed, Plan, Round, falling
+from ddtree_engine import rehearsal
+from ddtree_engine.auto import Auto, Plan
+from ddtree_engine.budget import Fixed, Policy, Round
 from ddtree_engine.cache import Lease
 from ddtree_engine.calibration import Calibration
 from ddtree_engine.config import SpecMode
 from ddtree_engine.costs import Costs, CostTable, Kind
 from ddtree_engine.forest import Forest, Growth, Proposal, Sizes, gather, grow
+from ddtree_engine.hopes import SHARES, Habit, Tally
 from ddtree_engine.measuring import sizes_up_to
 from ddtree_engine.requests import Request, Sampling
 from ddtree_engine.sequence import Sequence
@@ -80,9 +83,10 @@ def test_kinds_are_compared_with_the_rounds_around_them() -> None:
         slow = 3.0 if 200 < n < 400 else 1.0
         tree = n % 20 > 1
         true = 1.5 * FLAT.at(20) + 0.6 if tree else FLAT.at(4)
-        costs.observe(Kind.TREE if tree else Kind.OFF, 4, 20 if tree else 4, 4 if tree else 0, slow * true)
+        spent = Round(4, 20 if tree else 4, 4 if tree else 0, slow * true)
+        costs.observe(Kind.TREE if tree else Kind.OFF, 4 if tree else 0, spent)
         if n in (190, 390, 599):
-            ratio = float(costs.seconds(Kind.TREE, 4, 20, 4) / costs.seconds(Kind.OFF, 4, 4, 0))
+            ratio = float(costs.seconds(Kind.TREE, 4, 4, 4) / costs.seconds(Kind.OFF, 4, 0, 0))
             assert ratio == pytest.approx((1.5 * FLAT.at(20) + DRAFT.at(4)) / FLAT.at(4), rel=0.15)
 
 
@@ -90,22 +94,33 @@ def test_kinds_are_compared_with_the_rounds_around_them() -> None:
 def test_one_disturbed_round_changes_no_comparison_by_much(when: int, factor: float) -> None:
     costs = Costs(FLAT, DRAFT)
     for n in range(80):
-        kind, rows = (Kind.OFF, 4) if n % 10 < 2 else (Kind.TREE, 20)
-        disturbed = factor if n == when else 1.0
-        costs.observe(kind, 4, rows, 0, disturbed * FLAT.at(rows))
-    assert float(costs.seconds(Kind.TREE, 4, 20, 0) / costs.seconds(Kind.OFF, 4, 4, 0)) == pytest.approx(
-        FLAT.at(20) / FLAT.at(4), rel=0.05
-    )
+        kind, nodes, drafted = (Kind.OFF, 0, 0) if n % 10 < 2 else (Kind.TREE, 4, 4)
+        rows, disturbed = 4 * (nodes + 1), factor if n == when else 1.0
+        costs.observe(kind, nodes, Round(4, rows, drafted, disturbed * (FLAT.at(rows) + DRAFT.at(drafted))))
+    true = (FLAT.at(20) + DRAFT.at(4)) / FLAT.at(4)
+    assert float(costs.seconds(Kind.TREE, 4, 4, 4) / costs.seconds(Kind.OFF, 4, 0, 0)) == pytest.approx(true, rel=0.05)
 
 
 def test_a_batch_size_not_seen_is_like_the_nearest() -> None:
     costs = Costs(FLAT, DRAFT)
     for n in range(60):
-        kind, rows = (Kind.OFF, 8) if n % 6 < 3 else (Kind.TREE, 40)
-        costs.observe(kind, 8, rows, 0, FLAT.at(rows) + (0.8 if kind is Kind.TREE else 0.0))
+        kind, nodes = (Kind.OFF, 0) if n % 6 < 3 else (Kind.TREE, 4)
+        rows, drafted = 8 * (nodes + 1), 8 * (nodes > 0)
+        costs.observe(kind, nodes, Round(8, rows, drafted, FLAT.at(rows) + DRAFT.at(drafted) + 0.8 * (nodes > 0)))
     for requests in (7, 9, 16):
-        ratio = costs.seconds(Kind.TREE, requests, 40, 0) / costs.seconds(Kind.OFF, requests, requests, 0)
-        assert float(ratio) == pytest.approx((FLAT.at(40) + 0.1 * requests) / FLAT.at(requests), rel=0.1)
+        ratio = costs.seconds(Kind.TREE, requests, 4, requests) / costs.seconds(Kind.OFF, requests, 0, 0)
+        true = FLAT.at(5 * requests) + DRAFT.at(requests) + 0.1 * requests
+        assert float(ratio) == pytest.approx(true / FLAT.at(requests), rel=0.1)
+
+
+@given(st.sampled_from(list(Kind)), st.integers(1, 32), st.sampled_from((0, 7, 15, 31)), st.floats(0.6, 1.9))
+def test_a_rehearsed_round_costs_what_it_took(kind: Kind, requests: int, nodes: int, beyond: float) -> None:
+    costs, drafted = Costs(FLAT, DRAFT), 0 if kind is Kind.OFF else requests
+    rows = requests + drafted * nodes
+    took = beyond * (FLAT.at(rows) + DRAFT.at(drafted))
+    costs.rehearsed(kind, nodes, Round(requests, rows, drafted, took))
+    assert float(costs.seconds(kind, requests, nodes, drafted)) == pytest.approx(took)
+    assert costs.seconds(kind, requests, np.array([nodes, 63]), drafted).shape == (2,)
 
 
 # Calibration ----------------------------------------------------------------------------------------------------
@@ -138,66 +153,113 @@ def test_discount_off_the_spine_is_learnt_and_never_a_bonus() -> None:
     assert always.off_spine == 0.0
 
 
-# Fitting --------------------------------------------------------------------------------------------------------
+# Rehearsal ------------------------------------------------------------------------------------------------------
 
 
-def cut(policy: Auto, trees: list[Tree], group: list[Sequence]) -> list[Tree]:
-    policy.coming = Plan(Kind.FITTED, len(group), 64, 0.0, 0.0)
-    forest = policy.fit(planted(*trees), group)
-    return [forest.tree(i) for i in range(len(forest))]
+class Rehearsed:
+    """A stage on which rounds take what a table says, each first one twice as long; requests end after `life`."""
+
+    def __init__(self, life: int = 10**6) -> None:
+        self.life, self.begun, self.ended = life, list[int](), 0
+
+    def begin(self, requests: int, prompt: int) -> None:
+        self.begun.append(requests)
+        self.requests, self.left = requests, self.life
+
+    def play(self, policy: Policy, rounds: int) -> bool:
+        assert isinstance(policy, rehearsal.Forced)
+        drafted = 0 if policy.kind is Kind.OFF else self.requests
+        rows = self.requests + drafted * policy.nodes
+        for n in range(rounds):
+            if (left := self.left) == 0:
+                return False
+            self.left = left - 1
+            policy.observe(Round(self.requests, rows, drafted, (1 + (n == 0)) * 1.5 * (FLAT.at(rows) + DRAFT.at(drafted))))
+        return True
+
+    def end(self) -> None:
+        self.ended += 1
 
 
-def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
-    tree = best_first(0, [[math.log(p), math.log(0.9 - p)] for p in (0.8, 0.7, 0.6, 0.5)], [[1, 2]] * 4, 16)
-    s = sequence("a")
-    (wide,) = cut(Auto(Costs(FLAT, DRAFT), depth=4), [tree], [s])
-    (narrow,) = cut(Auto(Costs(STEEP, DRAFT), depth=4), [tree], [s])
-    assert wide.nodes > 8 > narrow.nodes >= 1
-    dear = CostTable((1, 2), (1.0, 100.0), staircase=False)
-    assert cut(Auto(Costs(dear, DRAFT), depth=4), [tree], [s])[0].nodes == 0
+def rehearsed(stage: Rehearsed, most: int) -> Costs:
+    costs = Costs(FLAT, DRAFT)
+    rehearsal.rehearse(stage, costs, most=most, depth=15, largest=64, progress=lambda share: None)
+    return costs
 
 
-def test_requests_compete_for_rows_by_how_likely_their_nodes_are() -> None:
-    sure = best_first(0, [[math.log(0.99), math.log(0.005)]] * 6, [[1, 2]] * 6, 12)
-    vague = best_first(0, [[math.log(0.2), math.log(0.19)]] * 6, [[1, 2]] * 6, 12)
-    both = cut(Auto(Costs(STEEP, DRAFT), depth=6), [sure, vague], [sequence("sure"), sequence("vague")])
-    assert both[0].nodes >= 5 > both[1].nodes
+def test_a_rehearsal_measures_every_kind_at_the_ends_and_between_and_gives_the_requests_back() -> None:
+    stage = Rehearsed()
+    costs = rehearsed(stage, 20)
+    assert stage.begun == [1, 20, 4, 16]
+    assert stage.ended == 4
+    for kind, nodes in ((Kind.OFF, 0), (Kind.CHAIN, 15), (Kind.TREE, 7), (Kind.TREE, 63)):
+        drafted = 4 * (kind is not Kind.OFF)
+        true = 1.5 * (FLAT.at(4 + drafted * nodes) + DRAFT.at(drafted))
+        assert float(costs.seconds(kind, 4, nodes, drafted)) == pytest.approx(true)
+        assert costs.samples(kind, 4) > 0
 
 
-def test_staircase_is_filled_to_a_step() -> None:
-    vague = best_first(0, [[math.log(0.3)] * 3] * 6, [[1, 2, 3]] * 6, 64)
-    (fitted,) = cut(Auto(Costs(STAIRS, DRAFT), depth=6), [vague], [sequence("a")])
-    assert fitted.rows in STAIRS.sizes
+@pytest.mark.parametrize("life", [0, 1, 5])
+def test_a_rehearsal_whose_requests_end_keeps_what_it_has(life: int) -> None:
+    stage = Rehearsed(life)
+    costs = rehearsed(stage, 4)
+    assert stage.ended == len(stage.begun) == 2
+    assert float(costs.seconds(Kind.TREE, 4, 63, 4)) > 0
+
+
+def test_a_rehearsal_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "SECONDS", 0.0)
+    stage = Rehearsed()
+    assert rehearsed(stage, 8).samples(Kind.OFF, 1) == 0
+    assert stage.ended == len(stage.begun)
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_requests_that_may_be_drafted_are_or_none() -> None:
+    policy = Auto(Costs(FLAT, DRAFT), depth=7)
+    group = [sequence("t"), sequence("c", SpecMode.CHAIN), sequence("o", SpecMode.OFF)]
+    assert policy.to_draft(group) == group[:2]
+    assert policy.to_draft(group[2:]) == []
 
 
 def test_chains_and_plain_requests_are_left_as_they_are() -> None:
     trees = [chain(0, [1, 2, 3]), root_only(5), best_first(0, [[math.log(0.9)]] * 3, [[1]] * 3, 3)]
     group = [sequence("c", SpecMode.CHAIN), sequence("o", SpecMode.OFF), sequence("t")]
-    assert cut(Auto(Costs(STEEP, DRAFT), depth=3), trees, group)[:2] == [planted(t).tree(0) for t in trees[:2]]
+    policy = Auto(Costs(STEEP, DRAFT), depth=3)
+    policy.coming = Plan(Kind.TREE, 1, 1.0, 1.0, 1.0)
+    forest = policy.fit(planted(*trees), group)
+    assert [forest.tree(i) for i in range(2)] == [planted(t).tree(0) for t in trees[:2]]
+    assert forest.tree(2).nodes == 1
 
 
-@given(st.data())
+@given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=7), st.integers(1, 16))
 @settings(deadline=None)
-def test_cut_takes_the_most_probable_nodes_of_the_whole_batch(data: st.DataObject) -> None:
-    """As many as maximise tokens less what the rows cost at the best rate, found here by trying every number."""
-    policy, n = Auto(Costs(STAIRS, DRAFT), depth=4), data.draw(st.integers(1, 4))
-    trees = []
-    for _ in range(n):
-        flat = data.draw(st.lists(st.floats(-3, -0.05), min_size=12, max_size=12))
-        logprobs = -np.sort(-np.array(flat).reshape(4, 3), axis=1)
-        trees.append(best_first(0, logprobs.tolist(), [[1, 2, 3]] * 4, 20))
-    group = [sequence(str(i)) for i in range(n)]
-    policy.review(policy.plans(group, n))
-    fitted = cut(policy, trees, group)
-    values = [float(v) for row in falling(policy.calibration.expected(planted(*trees))[:, 1:]) for v in row]
+def test_the_size_taken_is_the_one_with_the_best_rate(sure: list[float], requests: int) -> None:
+    """Found here by trying every size."""
+    policy, group = Auto(Costs(STAIRS, DRAFT), depth=7), [sequence(str(i)) for i in range(requests)]
+    for s, chance in zip(group, sure, strict=False):
+        policy.habits[s.request.id] = Habit(7 * chance)
+    hopes = sum(policy._habit(s).chain for s in group) * policy.trees.ratio(7)
+    rates = [
+        (requests + hope) / (STAIRS.at(requests * (1 + int(n))) + DRAFT.at(requests))
+        for n, hope in zip(SHARES, hopes, strict=True)
+    ]
+    plan = policy.plans(group, requests)[-1]
+    assert plan.rate == pytest.approx(max(rates))
+    assert plan.nodes == SHARES[int(np.argmax(rates))]
 
-    def worth(count: int) -> float:
-        best = sorted(values, reverse=True)[:count]
-        return sum(best) - policy.plan.rate * float(policy.costs.seconds(Kind.FITTED, n, n + count, n))  # type: ignore[union-attr]
 
-    taken = sum(t.nodes for t in fitted)
-    assert worth(taken) >= max(worth(c) for c in range(len(values) + 1)) - 1e-9
-    assert [t.first(f.nodes) for t, f in zip(trees, fitted, strict=True)] == fitted
+def test_hopes_that_came_to_nothing_are_trusted_less_and_again_when_they_come_true() -> None:
+    tally = Tally(30.0, 400.0)
+    assert tally.ratio == 1.0
+    for _ in range(100):
+        tally.learn(1.0, 4.0)
+    assert tally.ratio == pytest.approx(0.3, abs=0.1)
+    for _ in range(400):
+        tally.learn(4.0, 4.0)
+    assert tally.ratio > 0.9
 
 
 # Whole lives ----------------------------------------------------------------------------------------------------
