@@ -297,7 +297,7 @@ class FakeEngine:
     def _output_scores(self, prompt: list[int], ids: list[int]) -> dict[str, Any]:
         """Scores of generated tokens; the prompt before them came from the cache, which may be damaged."""
         scored = self.score([*prompt, *ids])[len(prompt) :]
-        if self.lies.scores_of_next:
+        if self.lies.scores_of_next and len(scored) > 1:
             scored = [*scored[1:], (-9.0, scored[0][1])]
         wrong = 3.0 if self.lies.warm_scores_off else 0.0
         return {
