@@ -137,6 +137,30 @@ def test_an_engine_that_dies_in_its_proof_leaves_why_and_its_last_words(
     operator.assert_proven(host, 8)
 
 
+@pytest.mark.parametrize(
+    ("act", "blames_host"),
+    [(f"systemctl kill -s SEGV {UNIT}", False), (f"systemctl restart {UNIT}", True), (f"systemctl stop {UNIT}", True)],
+)
+def test_what_ended_the_engine_while_it_was_verified_is_told_and_held_against_it_only_if_it_was_its_own(
+    operator: Operator, host: Host, act: str, blames_host: bool
+) -> None:
+    started = operator.start("verify", "--host", host.name)
+    started.wait_for("probe")  # the first compares what runs; the battery's requests come after it
+    host.ssh(act, timeout=60)
+    run = started.end()
+    assert run.code == 5, run.err
+    [death] = [event for event in started.read() if event["event"] == "died"]
+    assert death["why"] in run.err
+    assert death["lines"]
+    last = operator.ddops("history", "--host", host.name, "--json").json["hosts"][0]["entries"][-1]
+    assert (last["kind"], last["verdict"]["kind"]) == ("failed", "crashed")
+    assert last["extra"].get("environment", False) is blames_host
+    host.ssh(f"systemctl start {UNIT}", timeout=60)
+    assert operator.ddops("wait", "--host", host.name).code == 0
+    assert operator.ddops("verify", "--host", host.name).code == 0
+    operator.assert_proven(host, 8)
+
+
 # ---------------------------------------------------------------- the controller dies, at every boundary
 STEPS = ["arm the guard", "stage the trial", "switch", "ready", "prove", "confirm"]
 
