@@ -124,6 +124,7 @@ class Maker:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self._marks = draw_marks(rng)
+        self._mixed = 0  # items of mixed batches so far
 
     def code(self, problem: Problem) -> Item:
         return Item(Kind.CODE, problem.prompt, {"function": problem.name}, 640, problems=(problem,))
@@ -239,7 +240,7 @@ class Maker:
         return Item(Kind.LONG, prompt, expect, 320 + 100 * count, problems=tuple(chosen))
 
     def mixed(self, count: int) -> list[Item]:
-        """A varied batch of unequal lengths: short answers, copies, code, code with a nonce."""
+        """A varied batch of unequal lengths: short answers, copies, code, code with a nonce. The next goes on where it ends."""
         makers = (
             self.nonce_code,
             lambda: self.copy(self.rng.randint(4, 9)),
@@ -252,7 +253,8 @@ class Maker:
             self.nonce_code,
             self.tool,
         )
-        items = [makers[i % len(makers)]() for i in range(count)]
+        items = [makers[(self._mixed + i) % len(makers)]() for i in range(count)]
+        self._mixed += count
         self.rng.shuffle(items)
         return items
 

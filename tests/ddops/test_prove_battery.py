@@ -54,6 +54,13 @@ def test_healthy_engine_passes_and_says_what_was_not_scored(kind: str) -> None:
     assert coding.got.endswith(" tok/s avg")
 
 
+@pytest.mark.parametrize("max_running", [1, 2, 3])
+def test_small_batches_are_asked_every_kind_of_question(max_running: int) -> None:
+    verdict = prove(FakeEngine(max_running=max_running), only=["isolation", "copy", "answers", "shapes"])
+    assert verdict.kind is VerdictKind.PASS, verdict.why
+    assert verdict.not_scored == ()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_healthy_engine_passes_whatever_prompts_are_drawn(seed: int) -> None:
     verdict = prove(policy=replace(POLICY, seed=seed))

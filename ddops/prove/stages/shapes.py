@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,12 +14,16 @@ from ddops.prove.session import Session, Turn, most_in_flight, unsupported
 from ddops.prove.stages.stage import not_scored
 from ddops.prove.wire import Ask
 
+_KINDS = 10  # questions of a mixed batch until they come round again
+
 
 def shapes_stage(bench: Bench) -> list[Evidence]:
     """Waves of unequal requests up to the largest batch, arriving apart, some hanging up, every reply checked."""
     session = bench.session
     turns: list[Turn] = []
-    for size in wave_sizes(session.max_running, session.scale.wave_cap, session.scale.waves):
+    sizes = wave_sizes(session.max_running, session.scale.wave_cap, session.scale.waves)
+    # Small batches are asked again until every kind of question had its turn.
+    for size in [*sizes, *[sizes[0]] * math.ceil(max(0, _KINDS - sum(sizes)) / sizes[0])]:
         turns += _wave(session, size)
     bench.check(turns)
     gates = session.policy.gates
@@ -98,7 +103,7 @@ def _isolation(bench: Bench, turns: Sequence[Turn]) -> Evidence:
             detail=f"{found[0].mark} of request {owner.index} stands in the reply of request {reader.index}",
         )
     own = bench.content("isolation", turns, 1.0, expected="own code word in every reply")
-    lacking = [t for t in marked if t.item and t.item.kind is Kind.NONCE_CODE and t.item.marks[0] not in t.text]
+    lacking = [t for t in marked if _lacks_its_mark(t)]
     if own.outcome is Outcome.NOT_SCORED and marked:
         # Own code words are no test for this model; that nobody else's turned up was measured all the same.
         own = replace(own, outcome=Outcome.PASS, expected="no foreign mark", threshold="none")
@@ -107,9 +112,16 @@ def _isolation(bench: Bench, turns: Sequence[Turn]) -> Evidence:
         got = ", ".join(part for part in told if part)
         return replace(own, got=got, sample=max(own.sample, len(marked)))
     how = bench.confirm(lacking, marked)
+    if how is Confirmation.ONCE:  # the code itself is right, so what was asked again is looked at here
+        again = bench.session.send("own mark again", [(t.item, t.ask) for t in lacking], overtime=True)
+        how = Confirmation.AGAIN if any(_lacks_its_mark(t) for t in again) else how
     detail = f"{how}: the code of request {lacking[0].index} lacks its code word"
     if how.corrupt:
         return replace(own, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail, replay=replay_of(lacking))
     if how is Confirmation.CLEARED:
         return cleared(replace(own, replay=replay_of(lacking)), len(marked) - len(lacking), len(lacking), detail)
     return replace(own, outcome=Outcome.ERROR, detail=detail, replay=replay_of(lacking))
+
+
+def _lacks_its_mark(turn: Turn) -> bool:
+    return turn.whole and turn.item is not None and turn.item.kind is Kind.NONCE_CODE and turn.item.marks[0] not in turn.text
