@@ -11,6 +11,7 @@ from typing import Any
 
 from ddops.report.model import NOT_STARTED, UNCERTAIN, HostRun, Run, Step
 from ddops.report.progress import evidence_text
+from ddops.report.samples import exchange
 from ddops.report.text import clean, one_line
 
 # What XML 1.0 cannot hold even escaped.
@@ -119,8 +120,13 @@ def _probe(step: Step, probe: dict[str, Any], *, accepted: bool) -> Case:
         state,
         outcome,
         evidence_text(probe) if state else "",
-        clean(probe.get("detail") or "") if state else "",
+        _detail(probe, state),
     )
+
+
+def _detail(probe: dict[str, Any], state: str) -> str:
+    shown = exchange(probe) if state in ("failure", "error") else []
+    return "\n".join([clean(probe.get("detail") or ""), *shown]).strip() if state else ""
 
 
 def _verdict(step: Step, verdict: dict[str, Any], *, accepted: bool) -> Case:

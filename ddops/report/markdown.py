@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ddops.report.model import HostRun, Run
-from ddops.report.summary import counts_line, score
+from ddops.report.model import HostRun, Run, not_passed
+from ddops.report.samples import exchange
+from ddops.report.summary import SHOWN_SAMPLES, counts_line, score
 from ddops.report.text import clean, one_line, seconds_text, settings_text
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~<>])")
@@ -70,6 +71,7 @@ def _host(host: HostRun) -> list[str]:
     for step in host.steps:
         if step.probes:
             lines += [f"### {cell(step.name)}", "", *table(_PROBE_HEAD, [_probe(probe) for probe in step.probes]), ""]
+            lines += _samples(step.probes)
         if step.verdict:
             lines += [f"Verdict: **{cell(step.verdict.get('kind'))}** {cell(step.verdict.get('why') or '')}", ""]
             if step.verdict.get("power"):
@@ -81,6 +83,20 @@ def _host(host: HostRun) -> list[str]:
             lines += [f"Change of the {name}:", "", *fenced(str(host.plan[key]), "diff"), ""]
     lines += [f"- warning: {cell(text)}" for text in host.warnings]
     return [*lines, ""] if host.warnings else lines
+
+
+def _samples(probes: list[dict[str, Any]]) -> list[str]:
+    """What was asked and came, for the first probes that did not pass."""
+    shown = [(probe, exchange(probe)) for probe in not_passed({"evidence": probes})]
+    lines: list[str] = []
+    for probe, said in [(probe, said) for probe, said in shown if said][:SHOWN_SAMPLES]:
+        lines += [
+            f"{cell(probe.get('probe'))}: {cell(probe.get('detail') or probe.get('got'))}",
+            "",
+            *fenced("\n".join(said)),
+            "",
+        ]
+    return lines
 
 
 _PROBE_HEAD = ["probe", "outcome", "expected", "got", "threshold", "n", "time"]

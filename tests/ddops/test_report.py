@@ -173,6 +173,16 @@ def test_what_came_is_short_and_neither_controls_the_terminal_nor_shows_a_secret
     assert max(map(len, said.splitlines())) < 200
 
 
+def test_reports_show_what_was_wrong_too() -> None:
+    story = Story("a")
+    wrong = evidence("answers", "fail", got="0/1", detail="arith: 5", replay=[turn("What is `2 + 2`?", "5 ```", ok=False)])
+    story.proves("a", CORRUPT | {"evidence": [wrong, CODING]})
+    run = story.ends("a", "rolled-back", 4).run(4)
+    [case] = [case for case in ElementTree.fromstring(report.junit(run)).iter("testcase") if case.get("name") == "answers"]
+    assert (case[0].text or "").splitlines() == ["arith: 5", "asked     What is `2 + 2`?", "came      5 ```"]
+    assert "answers: arith: 5\n\n````\nasked     What is `2 + 2`?\ncame      5 ```\n````\n" in report.markdown(run)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
