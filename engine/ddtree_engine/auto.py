@@ -71,6 +71,7 @@ class Auto:
     trust: dict[Kind, Tally] = field(default_factory=_untried)
     usual: float | None = None  # what a request's chain is worth, for newcomers
     passes: int = 0  # of requests, drafted and learnt from
+    studied: int = 0  # rounds with any
     floor: float = math.log(1e-4)  # a node less likely than this never pays for its row
     chains: bool = False
     nodes: int = MOST_NODES
@@ -92,7 +93,7 @@ class Auto:
     trial_left: int = 0  # rounds that the trial still takes
     expected: np.ndarray | None = None  # nodes of each tree that should be accepted this round
 
-    OPENING = 24  # passes of a request that are drafted whatever they promise
+    OPENING, OPENING_ROUNDS = 24, 5  # passes of a request, and rounds, that are drafted whatever they promise
     EAGER = 16  # rounds that are all learnt from
     STUDY_SECONDS, MOST_EVERY = 0.03, 32  # then one in so many seconds is, and reviewed: it costs some 0.3 ms
     USUAL_STEP = 0.03
@@ -106,6 +107,11 @@ class Auto:
     @property
     def off_spine(self) -> float:
         return self.calibration.off_spine
+
+    @property
+    def _opened(self) -> bool:
+        """Whether enough was drafted for hopes to rest on."""
+        return self.passes >= self.OPENING and self.studied >= self.OPENING_ROUNDS
 
     # What to draft ----------------------------------------------------------------------------------------------
 
@@ -142,7 +148,7 @@ class Auto:
 
     def review(self, plans: list[Plan]) -> Plan:
         """The best of all plans; trees at first, where they may be, as nothing is known."""
-        self.plan = max(plans, key=lambda p: p.rate) if self.passes >= self.OPENING else plans[-1]
+        self.plan = max(plans, key=lambda p: p.rate) if self._opened else plans[-1]
         share = self.PLAIN_SHARE if self.plan.kind is Kind.OFF else self.SHARE
         self.credit += (self.rounds - self.reviewed) * share * self.plan.seconds
         self.reviewed = self.rounds
@@ -176,7 +182,7 @@ class Auto:
     def _next_trial(self, plans: list[Plan], plan: Plan, able: list[Sequence], requests: int) -> Plan | None:
         """What was not run for long, if what it is likely to lose can be afforded."""
         self.tried[plan.kind] = self.rounds
-        if self.passes < self.OPENING:
+        if not self._opened:
             return None
         if (larger := self._larger(plans, plan, able, requests)) is not None:
             gap = max(self.LARGER_GAP, self._loss(larger, plan, 1) / (self.LARGER_SHARE * plan.seconds))
@@ -184,8 +190,8 @@ class Auto:
                 self.looked, self.trial_left, self.fresh = self.rounds, 1, True
                 return larger
         others = sorted((p for p in plans if p.kind is not plan.kind), key=lambda p: self.tried.setdefault(p.kind, 0))
-        if plan.kind is Kind.OFF:  # drafts say what they are worth whatever they are grown to
-            others = [max(others, key=lambda p: p.rate)]
+        if plan.kind is Kind.OFF:  # trees, where they may be, show what chains are worth too
+            others = plans[-1:]
         for other in others:
             young = plan.kind is Kind.OFF or self.costs.samples(other.kind, requests) < self.SAMPLES
             rounds = 1 if plan.kind is Kind.OFF else self.PLAIN_ROUNDS if other.kind is Kind.OFF else self.DRAFT_ROUNDS
@@ -253,6 +259,7 @@ class Auto:
         if not drafted:
             return
         self.passes += len(drafted)
+        self.studied += 1
         chain = self.calibration.spine(forest)
         for i in drafted:
             habit = self._habit(sequences[i])
@@ -265,14 +272,14 @@ class Auto:
             self.trees.add(float(chain[drafted].mean()), np.cumsum(mine.mean(axis=0))[at])
 
     def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
-        if self.running.kind is not Kind.OFF and self.passes > self.OPENING:
+        if self.running.kind is not Kind.OFF and self._opened:
             hoped = int((forest.rows > 1).sum()) * self.running.hope
             self.trust[self.running.kind].learn(sum(map(len, paths)) - len(paths), hoped)
         if self.expected is None:
             return
         self.calibration.learn(forest, paths)
         for s, path, expected in zip(sequences, paths, self.expected.tolist(), strict=True):
-            if expected > 0.0 and self.passes > self.OPENING:  # before, the calibration is still off for all of them
+            if expected > 0.0 and self._opened:  # before, the calibration is still off for all of them
                 self._habit(s).bias.learn(len(path) - 1, expected)
 
     def observe(self, spent: Round) -> None:
@@ -285,7 +292,7 @@ class Auto:
 
     def forget(self) -> None:
         self.calibration, self.trees, self.trust = Calibration(), Yield(), _untried()
-        self.habits, self.usual, self.settled, self.passes = {}, None, None, 0
+        self.habits, self.usual, self.settled, self.passes, self.studied = {}, None, None, 0, 0
 
     def _habit(self, s: Sequence) -> Habit:
         habit = self.habits.get(s.request.id)
