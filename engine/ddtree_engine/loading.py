@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from ddtree_engine import pages
 from ddtree_engine.cache import Cache, CacheShape, bytes_per_slot
 from ddtree_engine.checkpoint import (
     DrafterConfig,
@@ -183,6 +184,8 @@ def load(checked: Checked, progress: Progress) -> Loaded:
         )
     progress("allocating cache", 0.0)
     cache = Cache(shape, checked.target.stack, checked.drafter, checked.dtype, checked.device)
+    if checked.device.type == "cpu":
+        pages.gather()
     progress("allocating cache", 1.0)
     return Loaded(target, drafter, cache, *digests.wait())
 
