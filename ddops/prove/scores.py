@@ -7,7 +7,7 @@ rounding of it. Rounding differs between shapes, so a small gap is a near tie, c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddops.prove.wire import Scored
@@ -32,6 +32,14 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True)
+class Contest:
+    """A close decision: how far the best two lie apart (nats), and whether the second was said."""
+
+    lead: float
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """One reply's tokens against the target. `over` are (position, token id, gap) beyond the threshold, first first."""
 
@@ -40,8 +48,7 @@ class Judgement:
     worst: float
     near: int
     over: tuple[tuple[int, int, float], ...]
-    contested: int = 0  # positions whose best two lie a good part of the threshold apart, yet within it
-    lost: int = 0  # of these, where the second was said
+    contested: tuple[Contest, ...] = ()  # positions whose best two lie within the threshold
     cut: bool = False  # it says that it stopped by itself, and the target would have gone on
 
     @property
@@ -78,21 +85,30 @@ def judge(scored: Sequence[Scored], limit: Threshold) -> Judgement:
     over = tuple((i, token, gap) for i, token, gap in gaps if gap is not None and gap > limit.nats)
     near = sum(limit.tie < gap <= limit.nats for _, _, gap in gaps if gap is not None)
     worst = max((gap for _, _, gap in gaps if gap is not None), default=0.0)
-    contested = [s for s in scored if len(s.top) > 1 and limit.nats / 4 <= s.top[0][0] - s.top[1][0] <= limit.nats]
-    lost = sum(s.token == s.top[1][1] for s in contested)
-    return Judgement(len(scored), len(gaps), worst, near, over, len(contested), lost)
+    return Judgement(len(scored), len(gaps), worst, near, over, tuple(_contests(scored, limit)))
 
 
-def second_best(judged: Sequence[Judgement]) -> str:
+def _contests(scored: Sequence[Scored], limit: Threshold) -> Iterator[Contest]:
+    for s in scored:
+        lead = s.top[0][0] - s.top[1][0] if len(s.top) > 1 else math.inf
+        if lead <= limit.nats:
+            yield Contest(lead, s.token == s.top[1][1])
+
+
+def second_best(judged: Sequence[Judgement], limit: Threshold) -> str:
     """Whether the second of two close tokens is said more often than the first: what they find, or "".
 
-    Each is within the threshold, so rounding might explain it; but rounding never prefers the less likely one.
+    Each is within the threshold, so rounding might explain it; but rounding never prefers the less likely one. Looked at
+    in bands: a fault may turn the closest decisions only, and one that speculation off shares has widened the threshold.
     """
-    contested, lost = sum(j.contested for j in judged), sum(j.lost for j in judged)
-    # Were it a coin's toss, which is the worst that noise can do, this would come once in some ten thousand runs.
-    if contested < 12 or lost < contested / 2 + 2 * math.sqrt(contested):
-        return ""
-    return f"of {contested} close decisions {lost} went to the less likely token"
+    contests = [c for j in judged for c in j.contested]
+    for most in (limit.nats, limit.nats / 2, limit.nats / 4):
+        band = [c for c in contests if most / 4 <= c.lead <= most]
+        lost = sum(c.lost for c in band)
+        # Were it a coin's toss, which is the worst that noise can do, this would come once in some ten thousand runs.
+        if len(band) >= 12 and lost >= len(band) / 2 + 2 * math.sqrt(len(band)):
+            return f"of {len(band)} close decisions (up to {most:.2g} nat) {lost} went to the less likely token"
+    return ""
 
 
 def too_many_near(near: int, tokens: int, off_near: int, off_tokens: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from ddops.prove.counts import Account, contradictions
 from ddops.prove.endings import Endings
 from ddops.prove.evidence import Level, Outcome, VerdictKind
 from ddops.prove.lengths import ANSWER, CONTEXT, lengths
+from ddops.prove.scores import Contest, Judgement, Threshold, judge, second_best
 from ddops.prove.verdicts import Policy
+from ddops.prove.wire import Scored
 from tests.ddops.prove_fake import END, FakeEngine, Lies
 
 POLICY = Policy(request_seconds=15, stall_seconds=1, seed=11)
@@ -125,3 +128,36 @@ def test_the_power_sentence_names_everything_that_was_shortened() -> None:
     by = power.Sensitivity("sweep", 0.75, measured=True)
     text = power.sentence(80, by, shortened=["sweep: 80 of 190", "long: less"])
     assert text.endswith("; shortened: sweep: 80 of 190, long: less")
+
+
+# ---- close decisions
+
+
+def _judged(contests: list[Contest]) -> Judgement:
+    return Judgement(len(contests), len(contests), 0.4, 0, (), tuple(contests))
+
+
+def test_close_decisions_that_go_to_the_less_likely_token_show_though_wider_ones_are_right() -> None:
+    """All below half a nat are turned, with speculation off too, which has widened the threshold to a whole one."""
+    turned = [Contest(0.1 + 0.01 * i, lost=True) for i in range(40)]
+    right = [Contest(0.5 + 0.01 * i, lost=False) for i in range(50)]
+    found = second_best([_judged(turned), _judged(right)], Threshold(1.0, "test"))
+    assert "went to the less likely token" in found
+    assert second_best([_judged(right)], Threshold(1.0, "test")) == ""
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decisions_that_noise_tosses_convict_nobody(seed: int) -> None:
+    rng = random.Random(seed)
+    tossed = [Contest(rng.uniform(0.0, 1.0), lost=rng.random() < 0.5) for _ in range(rng.randint(0, 200))]
+    assert second_best([_judged(tossed)], Threshold(1.0, "test")) == ""
+
+
+def test_a_judgement_lists_its_close_decisions() -> None:
+    scored = [
+        Scored(5, -0.9, ((-0.6, 4), (-0.9, 5))),
+        Scored(4, -0.6, ((-0.6, 4), (-0.9, 5))),
+        Scored(4, 0.0, ((0.0, 4), (-9.0, 5))),
+    ]
+    found = judge(scored, Threshold(0.5, "test"))
+    assert [c.lost for c in found.contested] == [True, False]

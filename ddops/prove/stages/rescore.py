@@ -65,7 +65,7 @@ def rescore_stage(bench: Bench) -> list[Evidence]:
     if too_many_near(*_near(on), *_near(off)):
         detail = f"{_near(on)[0]} near ties in {_near(on)[1]} tokens, {_near(off)[0]} in {_near(off)[1]} with speculation off"
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=detail)]
-    if second := second_best([*on, *off]):
+    if second := second_best([*on, *off], scorer.limit):
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, detail=second)]
     if warm[0] is Outcome.FAIL:
         return [replace(base, outcome=Outcome.FAIL, fault=Fault.OUTPUT, got=warm[1], replay=())]
