@@ -193,8 +193,11 @@ class Auto:
         if plan.kind is Kind.OFF:  # trees, where they may be, show what chains are worth too
             others = plans[-1:]
         for other in others:
-            young = plan.kind is Kind.OFF or self.costs.samples(other.kind, requests) < self.SAMPLES
-            rounds = 1 if plan.kind is Kind.OFF else self.PLAIN_ROUNDS if other.kind is Kind.OFF else self.DRAFT_ROUNDS
+            unknown = self.costs.samples(other.kind, requests) < self.SAMPLES
+            young = unknown or plan.kind is Kind.OFF
+            rounds = self.PLAIN_ROUNDS if other.kind is Kind.OFF else self.DRAFT_ROUNDS
+            if plan.kind is Kind.OFF and not unknown:  # what drafts are worth shows in one
+                rounds = 1
             gap = self.YOUNG_GAP if young else self.GAP
             if self.rounds - self.tried[other.kind] >= gap and self._afford(other, plan, rounds):
                 self.tried[other.kind] = self.rounds
