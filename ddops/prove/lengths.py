@@ -30,7 +30,7 @@ def lengths(level: Level, context: int | None) -> Lengths:
     """The level's lengths, cut to what fits into the engine's context."""
     room = (context or _UNKNOWN) - _FRAME
     answer = min(ANSWER, room // 2)  # it stands in the prompt as well
-    before = min(CONTEXT, room)
+    before = min(CONTEXT, room - _FRAME)  # a few ids are copied after it
     farther = min(_FARTHER.get(level, 0), int(0.45 * room))
     missed = [f"answers of {answer}, not {ANSWER} tokens"] if answer < ANSWER else []
     missed += [f"contexts of {before}, not {CONTEXT} tokens"] if before < CONTEXT else []

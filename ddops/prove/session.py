@@ -164,7 +164,8 @@ class Session:
     def shorten(self, probe: str, how: str) -> None:
         """Note that a probe asked less than its level means to; '' for nothing."""
         if how:
-            self.notes.setdefault("shortened", {})[probe] = how
+            said = self.notes.setdefault("shortened", {})
+            said[probe] = f"{said[probe]}; {how}" if probe in said else how
 
     @property
     def shortened(self) -> dict[str, str]:

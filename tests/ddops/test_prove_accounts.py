@@ -116,6 +116,9 @@ def test_a_small_context_shortens_the_questions_and_the_verdict_says_so() -> Non
     verdict = battery.run(EngineClient(engine.client(), "ddtree"), policy=POLICY)
     assert verdict.kind is VerdictKind.PASS, verdict.why
     assert "shortened: long: the engine's context of 900 tokens" in verdict.power
+    longest = [b for b in engine.seen if "ids exactly" in str(b.get("messages")) and len(str(b["messages"])) > 400]
+    assert longest
+    assert all(sum(len(m["content"]) for m in b["messages"]) + b["max_tokens"] <= 900 for b in longest)
 
 
 def test_a_full_run_is_not_called_shortened() -> None:
