@@ -83,6 +83,6 @@ def gather() -> int:
                 for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
                     advise(ctypes.c_void_p(region.start), ctypes.c_size_t(region.end - region.start), advice)
             kb = sum(region.huge_kb for region in _now())
-            log.info("%d MB of memory are in huge pages", kb // 1024)
+            log.debug("%d MB of memory are in huge pages", kb // 1024)
             return kb
     return 0
