@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from benchmarks.texts import HELD_OUT, MISSED, Text, load
+from benchmarks.texts import OTHER, MISSED, Text, load
 from ddtree_engine import rehearsal
 from ddtree_engine.auto import Auto
 from ddtree_engine.budget import Policy, Round
@@ -287,7 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--costs", type=Path, nargs="+", default=sorted(DATA.glob("costs_*.json")))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 32])
-    parser.add_argument("--recorded", type=Path, default=HELD_OUT, help="texts.json: what the policy was made with")
+    parser.add_argument("--recorded", type=Path, default=OTHER, help="data/texts.json has other answers")
     parser.add_argument("--texts", nargs="+", help="kinds of texts (default: all and a mix)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
