@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from benchmarks.texts import OTHER, MISSED, Text, load
+from benchmarks.texts import MISSED, OTHER, Text, load
 from ddtree_engine import rehearsal
 from ddtree_engine.auto import Auto
 from ddtree_engine.budget import Policy, Round
