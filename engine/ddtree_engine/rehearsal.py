@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -61,40 +60,32 @@ class Stage(Protocol):
     def end(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Least:
-    by_kind: dict[tuple[Kind, int], Round] = field(default_factory=dict)
-
-    def add(self, key: tuple[Kind, int], rounds: Many[Round]) -> None:
-        known = self.by_kind.get(key)
-        for spent in rounds:
-            if known is None or spent.seconds < known.seconds:
-                known = self.by_kind[key] = spent
-
-
 def rehearse(stage: Stage, costs: Costs, *, most: int, depth: int, largest: int, progress: Callable[[float], None]) -> None:
     """Measure every kind for batches up to `most` requests; trees up to `largest` nodes, chains of `depth`."""
     give_up = time.perf_counter() + SECONDS
     kinds = [(Kind.OFF, 0), (Kind.CHAIN, depth), *((Kind.TREE, n) for n in NODES if n <= largest)]
     batches = list(batch_sizes(most))
     for i, requests in enumerate(batches):
-        least = _Least()
+        if time.perf_counter() >= give_up:  # not even prompts are read for what would not be measured
+            return
         stage.begin(requests, PROMPT)
-        _sweeps(stage, kinds, requests, least, give_up)
+        seen = _sweeps(stage, kinds, requests, give_up)
         stage.end()
-        for (kind, nodes), spent in least.by_kind.items():
-            costs.rehearsed(kind, nodes, spent)
+        for (kind, nodes), rounds in seen.items():
+            if rounds:
+                costs.rehearsed(kind, nodes, min(rounds, key=lambda spent: spent.seconds))
         progress((i + 1) / len(batches))
 
 
-def _sweeps(stage: Stage, kinds: Many[tuple[Kind, int]], requests: int, least: _Least, give_up: float) -> None:
-    for kind, nodes in [*kinds] * SWEEPS:
-        if time.perf_counter() >= give_up:
-            return
-        forced = Forced(kind, nodes)
-        if not stage.play(forced, ROUNDS):
-            return
-        least.add((kind, nodes), forced.whole(requests)[-(ROUNDS - 1) :])
+def _sweeps(stage: Stage, kinds: Many[tuple[Kind, int]], requests: int, give_up: float) -> dict[tuple[Kind, int], list[Round]]:
+    """The rounds that count, by kind and nodes."""
+    seen: dict[tuple[Kind, int], list[Round]] = {key: [] for key in kinds}
+    for key in [*kinds] * SWEEPS:
+        forced = Forced(*key)
+        if time.perf_counter() >= give_up or not stage.play(forced, ROUNDS):
+            break
+        seen[key] += forced.whole(requests)[-(ROUNDS - 1) :]
+    return seen
 
 
 def batch_sizes(most: int) -> Iterator[int]:

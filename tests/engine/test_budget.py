@@ -212,6 +212,7 @@ def test_a_rehearsal_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Rehearsed()
     assert rehearsed(stage, 8).samples(Kind.OFF, 1) == 0
     assert stage.ended == len(stage.begun)
+    assert not stage.begun  # no prompt is read for nothing
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------
