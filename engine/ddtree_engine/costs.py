@@ -137,8 +137,8 @@ class Costs:
         cell = self._cells.setdefault(key, _Cell(self._extra(key), self.GUESS))
         if self._age == 1 and self._before is not None:
             cell.add(self._beyond(spent, self._before))
-        expected = max(self._from_tables(spent) + cell.value * spent.requests, 0.5 * self._from_tables(spent))
-        self._recent.append(spent.seconds / expected)
+        known = self._from_tables(spent)
+        self._recent.append(spent.seconds / max(known + cell.value * spent.requests, 0.5 * known))
 
     def _from_tables(self, spent: Round) -> float:
         return float(self._table(0, np.asarray(spent.rows)) + self._table(1, np.asarray(spent.drafted)))
