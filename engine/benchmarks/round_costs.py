@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 from ddtree_engine.auto import Auto
+from ddtree_engine.captured import Shape
 from ddtree_engine.config import Algorithm, EngineConfig, SpecMode
 from ddtree_engine.costs import CostTable, Kind
 from ddtree_engine.engine import Engine
 from ddtree_engine.forest import Sizes
-from ddtree_engine.graphs import Shape
 from ddtree_engine.loading import device_facts
 from ddtree_engine.measuring import measure_draft, measure_verify
 from ddtree_engine.rehearsal import Forced

@@ -24,10 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from ddtree_engine.cache import Cache, CacheShape
+from ddtree_engine.captured import Shape
 from ddtree_engine.checkpoint import drafter_tensors, target_tensors
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.forest import Forest, Sizes
-from ddtree_engine.graphs import CudaRunner, Shape
+from ddtree_engine.graphs import CudaRunner
 from ddtree_engine.loading import device_facts
 from ddtree_engine.model import Target
 from ddtree_engine.rows import Segment, Sight

@@ -71,13 +71,17 @@ class Committer:
             target.extend(s.base + s.computed + i for _, i in moved)
         if source:
             state.runner.compact(source, target)
+        self.advance_all(steps, chunks)
+
+    def advance_all(self, steps: Many[Step], chunks: Many[Chunk]) -> None:
+        """Accepted rows and prompt rows are where they belong."""
         for step in steps:
             if step.path is not None:
-                self.advance(step.sequence, len(step.path))
+                self._advance(step.sequence, len(step.path))
         for chunk in chunks:
-            self.advance(chunk.sequence, chunk.tokens)
+            self._advance(chunk.sequence, chunk.tokens)
 
-    def advance(self, s: Sequence, tokens: int) -> None:
+    def _advance(self, s: Sequence, tokens: int) -> None:
         state = self._state
         if state.runner.featured and s.featured == s.computed:
             s.featured += tokens

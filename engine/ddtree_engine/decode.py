@@ -19,10 +19,11 @@ from ddtree_engine.drafting import Drafting
 from ddtree_engine.forest import Forest, Proposal, gather
 from ddtree_engine.requests import Update
 from ddtree_engine.rounds import Accepted, Chunk, DecodeSettings, Draft, RoundState
+from ddtree_engine.rows import Segment
 from ddtree_engine.runner import Decoding, Replay, Runner
 from ddtree_engine.sequence import Sequence
 from ddtree_engine.tree import root_only
-from ddtree_engine.verifying import Verifier
+from ddtree_engine.verifying import Verifier, prompt_segment
 
 __all__ = ["Chunk", "DecodeSettings", "Decoder"]
 
@@ -41,9 +42,10 @@ class Decoder(RoundState):
         started = time.perf_counter()
         with self.stage("tree_build"):
             forest = gather([s.proposal for s in decoding], [s.root for s in decoding])
+        if not self.faults and all(c.replayable for c in chunks) and self.runner.replays(forest, _prompts(chunks)):
+            return self._replay(forest, chunks, decoding, started)
+        with self.stage("tree_build"):
             forest = self.policy.fit(forest, decoding)
-        if decoding and not chunks and not self.faults and self.runner.replays(forest):
-            return self._replay(forest, decoding, started)
         with self.stage("tree_compile"):
             plain = forest.sizes.width == 1
             drafts = [Draft(s, root_only(s.root) if plain else forest.tree(i)) for i, s in enumerate(decoding)]
@@ -63,35 +65,43 @@ class Decoder(RoundState):
             self.policy.observe(Round(len(decoding), rows.rows, drafted, time.perf_counter() - started))
         return updates
 
-    def _replay(self, forest: Forest, decoding: Many[Sequence], started: float) -> list[Update]:
+    def _replay(self, forest: Forest, chunks: Many[Chunk], decoding: Many[Sequence], started: float) -> list[Update]:
         """The same round on the device alone: it walks, commits, drafts and grows before the host hears of it.
 
-        What to draft is therefore decided before the pass; requests that turn out to have ended were drafted in vain.
+        What to draft is therefore decided before the pass; requests that turn out to have ended were drafted in vain. The
+        last token of a prompt that is complete is a root like the others.
         """
-        chosen = {s.request.id for s in self.policy.to_draft(decoding)}
+        live = [*decoding, *(c.sequence for c in chunks if c.completes)]
+        with self.stage("tree_build"):
+            if chunks:
+                forest = gather([s.proposal for s in live], [s.root for s in live])
+            forest = self.policy.fit(forest, live)
+        chosen = {s.request.id for s in self.policy.to_draft(live)}
         sizes = forest.rows.tolist()
-        index = [i for i, s in enumerate(decoding) if sizes[i] > 1 or s.request.id in chosen]
-        settled = [decoding[i] for i in index]
-        with self.stage("draft"):
-            self._drafting.catch_up(settled)
+        index = [i for i, s in enumerate(live) if sizes[i] > 1 or s.request.id in chosen]
+        settled = [live[i] for i in index]
+        past = [s.computed for s in decoding] + [c.sequence.prompt_length - 1 for c in chunks if c.completes]
         with self.stage("verify"):
-            places = (np.array([s.base for s in decoding]), np.array([s.computed for s in decoding]))
-            settle = self._drafting.settle(index, settled, chosen) if index else None
-            replay = self.runner.replay(Decoding(forest, *places), self._verifier.row_samplings(forest, decoding, ()), settle)
+            base = np.array([s.base for s in live], dtype=np.int64)
+            batch = Decoding(forest, base, np.array(past, dtype=np.int64), _prompts(chunks))
+            settle = self._drafting.settle(index, settled, batch.past, chosen) if index else None
+            replay = self.runner.replay(batch, self._verifier.row_samplings(forest, live, past), settle)
         with self.stage("commit"):
             accepted = _read(replay, sizes, index)
-            self.policy.learn(forest, decoding, [a.path for a in accepted])
-            steps = self._committer.accept(decoding, sizes, accepted)
-            for step in steps:
-                self._committer.advance(step.sequence, len(step.path or ()))
+            self.policy.learn(forest, live, [a.path for a in accepted])
+            n = len(decoding)
+            steps = self._committer.accept(decoding, sizes[:n], accepted[:n])
+            steps += self._committer.first_tokens(chunks, replay.choices.tolist(), sum(sizes[:n]))
+            self._committer.advance_all(steps, chunks)
             updates = [self._committer.update(step, replay.logits) for step in steps]
-        for s in decoding:
+        for s in live:
             s.proposal = None
         for i, s in enumerate(settled):
             s.drafted = s.computed
             if s.request.id in chosen and replay.forest is not None:
                 s.proposal = Proposal(replay.forest, i)
-        self.policy.observe(Round(len(decoding), sum(sizes), len(settled), time.perf_counter() - started))
+        if not chunks:
+            self.policy.observe(Round(len(decoding), sum(sizes), len(settled), time.perf_counter() - started))
         return updates
 
     def _walk(self, drafts: Many[Draft], choices: list[int]) -> list[Accepted]:
@@ -111,9 +121,15 @@ class Decoder(RoundState):
         return Accepted(path, [t.token_ids[row] for row in path[1:]] + [choices[path[-1]]])
 
 
+def _prompts(chunks: Many[Chunk]) -> tuple[Segment, ...]:
+    """The rows that replayed chunks add to a pass; the last token of a prompt is a root, and none of them."""
+    segments = [prompt_segment(c.sequence, c.tokens - c.completes) for c in chunks]
+    return tuple(s for s in segments if s.rows)
+
+
 def _read(replay: Replay, sizes: list[int], index: list[int]) -> list[Accepted]:
     """Every decoding request's path and tokens: walked on the device, or a plain step's only choice."""
-    firsts = np.cumsum(sizes) - sizes
+    firsts = np.cumsum(sizes, dtype=np.int64) - np.array(sizes, dtype=np.int64)
     accepted = [Accepted([0], [token]) for token in replay.choices[firsts].tolist()]
     lengths, paths, said = replay.lengths.tolist(), replay.paths.tolist(), replay.said.tolist()
     for i, length, path, tokens in zip(index, lengths, paths, said, strict=True):

@@ -76,16 +76,14 @@ class Drafting:
 
     def catch_up(self, sequences: Many[Sequence]) -> None:
         """Bring the drafter's context up to the last computed token, however far it is behind."""
-        positions: list[int] = []
-        slots: list[int] = []
+        positions, slots = _behind(sequences, [s.computed for s in sequences])
         for s in sequences:
-            positions.extend(range(s.drafted, s.computed))
-            slots.extend(range(s.base + s.drafted, s.base + s.computed))
             s.drafted = s.computed
-        if slots:
-            self._state.runner.extend(positions, slots)
+        if len(slots):
+            self._state.runner.extend(positions.tolist(), slots.tolist())
 
-    def settle(self, index: list[int], sequences: Many[Sequence], chosen: set[str]) -> Settle:
+    def settle(self, index: list[int], sequences: Many[Sequence], past: np.ndarray, chosen: set[str]) -> Settle:
+        """What becomes of these requests; index: among those that decode, whose trees `past` tokens precede."""
         growth = self._growth(sequences)
         nodes = [n if s.request.id in chosen else 0 for s, n in zip(sequences, growth.nodes, strict=True)]
         return Settle(
@@ -95,6 +93,7 @@ class Drafting:
             np.array(nodes),
             growth.off_spine,
             growth.floor,
+            _behind(sequences, past[index].tolist()),
         )
 
     def _growth(self, sequences: Many[Sequence]) -> Growth:
@@ -110,3 +109,10 @@ class Drafting:
             off_spine=state.policy.off_spine,
             floor=state.policy.floor,
         )
+
+
+def _behind(sequences: Many[Sequence], past: Many[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and slots that the drafter's context lacks up to `past` tokens."""
+    positions = [np.arange(s.drafted, end) for s, end in zip(sequences, past, strict=True)]
+    slots = [s.base + p for s, p in zip(sequences, positions, strict=True)]
+    return np.concatenate(positions), np.concatenate(slots)

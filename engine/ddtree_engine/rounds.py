@@ -43,6 +43,11 @@ class Chunk:
     def completes(self) -> bool:
         return self.tokens == self.sequence.left_to_prefill
 
+    @property
+    def replayable(self) -> bool:
+        """Whether the host wants nothing of its rows but the token after the last."""
+        return self.sequence.score_start is None and self.sequence.left_to_say > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -22,16 +22,18 @@ from ddtree_engine.sampling import RowSampling, best
 from ddtree_engine.threads import Crowd, Threads, numbers_per_product, slowest_wake
 from ddtree_engine.tree import Tree
 
+NOTHING = np.empty(0, dtype=np.int64)
 EXTEND_ROWS = 1024  # context tokens that the drafter catches up with at once; bounds its activations
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A round without prefill: the trees to verify and where their requests are."""
+    """The trees to verify and where their requests are; of a prompt that this round completes, the last token is a root."""
 
     forest: Forest
     base: np.ndarray  # int64 [requests]: first slot of the slab
     past: np.ndarray  # int64 [requests]: slots filled before the tree
+    prompts: tuple[Segment, ...] = ()  # rows that ride along; nothing is chosen after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Settle:
     nodes: np.ndarray  # int64 [settled]: of the next tree, at most
     off_spine: float = 0.0
     floor: float = -np.inf
+    behind: tuple[np.ndarray, np.ndarray] = (NOTHING, NOTHING)  # positions and slots that the drafter's context lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +162,8 @@ class Runner:
         """The trees of candidates [requests, depths, k]."""
         return grow(logprobs.numpy(force=True), token_ids.numpy(force=True), growth, sizes)
 
-    def replays(self, forest: Forest) -> bool:
-        """Whether a round that verifies these trees and nothing else can be replayed as graphs."""
+    def replays(self, forest: Forest, prompts: Sequence[Segment] = ()) -> bool:
+        """Whether a round that verifies these trees and reads these prompts can be replayed as graphs."""
         return False
 
     def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:

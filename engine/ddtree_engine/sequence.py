@@ -59,8 +59,8 @@ class Sequence:
 
     @property
     def root(self) -> int:
-        """The last committed token, whose successor the next pass chooses."""
-        return self.output_ids[-1]
+        """The last committed token, whose successor the next pass chooses; of the prompt, when nothing was said yet."""
+        return self.output_ids[-1] if self.output_ids else self.request.prompt_ids[-1]
 
     @property
     def left_to_say(self) -> int:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ddtree_engine")
 
+PROMPT_ROWS = 256  # of prompts that ride along in captured rounds; longer chunks run without graphs
+
 
 def runner(
     checked: Checked,
@@ -51,6 +53,7 @@ def runner(
         max_nodes=sizes.window - 1,
         block=sizes.block,
         k=min(config.speculative_ddtree_topk_cap, checked.target.stack.vocab),
+        prompt_rows=min(config.chunked_prefill_size, PROMPT_ROWS),
     )
     made.capture(shape, lambda share: progress("capturing graphs", share))
     return made

@@ -27,11 +27,7 @@ class Verifier:
 
     def compile(self, drafts: Many[Draft], chunks: Many[Chunk]) -> RowBatch:
         segments = [self._tree_segment(d) for d in drafts]
-        for chunk in chunks:
-            s, start = chunk.sequence, chunk.sequence.computed
-            end = start + chunk.tokens
-            tokens = s.request.prompt_ids[start:end]
-            segments.append(Segment(s.base, start, tokens, range(start, end), Sight.CAUSAL))
+        segments += [prompt_segment(chunk.sequence, chunk.tokens) for chunk in chunks]
         return self._state.runner.batch(segments)
 
     def _tree_segment(self, draft: Draft) -> Segment:
@@ -56,15 +52,20 @@ class Verifier:
         if not wanted:
             return Verified(torch.empty(0, 0), [])
         logits = self._state.runner.logits(hidden, wanted)
-        return Verified(logits, sampling.choose(logits, self.row_samplings(forest, decoding, chunks)).tolist())
+        past = [s.computed for s in decoding]
+        samplings = self.row_samplings(forest, decoding, past, [c.sequence for c in chunks if c.completes])
+        return Verified(logits, sampling.choose(logits, samplings).tolist())
 
-    def row_samplings(self, forest: Forest, decoding: Many[Sequence], chunks: Many[Chunk]) -> list[RowSampling]:
-        ready = [c.sequence for c in chunks if c.completes and c.sequence.left_to_say > 0]
+    def row_samplings(
+        self, forest: Forest, decoding: Many[Sequence], past: Many[int], completed: Many[Sequence] = ()
+    ) -> list[RowSampling]:
+        """How to choose after every row of these trees, `past` tokens before them, then after each completed prompt."""
+        ready = [s for s in completed if s.left_to_say > 0]
         if all(s.request.sampling.greedy for s in (*decoding, *ready)):
             return []
         rows = [
-            RowSampling(s.request.sampling, s.seed, s.computed + depth + 1)
-            for i, s in enumerate(decoding)
+            RowSampling(s.request.sampling, s.seed, before + depth + 1)
+            for i, (s, before) in enumerate(zip(decoding, past, strict=True))
             for depth in forest.depths[i, : forest.rows[i]].tolist()
         ]
         return rows + [RowSampling(s.request.sampling, s.seed, s.prompt_length) for s in ready]
@@ -83,3 +84,9 @@ class Verifier:
         own, top = sampling.logprobs_of(self._state.runner.logits(hidden, rows), targets, s.request.top_logprobs)
         s.scores.extend(own)
         s.top_scores.extend(top)
+
+
+def prompt_segment(s: Sequence, tokens: int) -> Segment:
+    """The next rows of a prompt."""
+    start, end = s.computed, s.computed + tokens
+    return Segment(s.base, start, s.request.prompt_ids[start:end], range(start, end), Sight.CAUSAL)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ddtree_engine.captured import Shape
 from ddtree_engine.config import SpecMode
 from ddtree_engine.engine import Engine, collect
 from ddtree_engine.forest import Forest, Growth, Sizes, grow
-from ddtree_engine.graphs import CudaRunner, Shape
+from ddtree_engine.graphs import CudaRunner
 from ddtree_engine.requests import Request, Sampling
 from ddtree_engine.runner import Decoding, Settle
 from ddtree_engine.tiles import ReferenceAttention
@@ -46,7 +47,7 @@ def replay_in(engine: Engine, *, graphs: bool = True) -> Engine:
     runner = CudaRunner(plain.target, plain.drafter, plain.cache, plain.device, ReferenceAttention, grow_by_heap)
     if graphs:
         with torch.inference_mode():
-            shape = Shape(had.max_running, min(had.budget, 64), had.block_size, had.topk_cap)
+            shape = Shape(had.max_running, min(had.budget, 64), had.block_size, had.topk_cap, prompt_rows=48)
             runner.capture(shape, lambda share: None)
     engine._decoder.runner = runner
     return engine
@@ -132,6 +133,87 @@ def test_prefill_between_replayed_rounds_and_cancellation(pair: Pair, engine: En
         assert_same(reference, PROMPTS[i], collect(updates[str(i)]).token_ids, expected[i].token_ids, GREEDY)
 
 
+def staggered(engine: Engine, prompts: list[list[int]], s: Sampling, modes: list[SpecMode], gap: int) -> list[tuple[int, ...]]:
+    """Answers of requests of which one comes every `gap` rounds."""
+    updates: dict[str, list] = {str(i): [] for i in range(len(prompts))}
+    todo, n = list(enumerate(prompts)), 0
+    while todo or engine.busy:
+        if todo and n % gap == 0:
+            i, prompt = todo.pop(0)
+            engine.submit(Request(str(i), tuple(prompt), s, modes[i % len(modes)]))
+        for u in engine.step():
+            updates[u.request_id].append(u)
+        n += 1
+    return [collect(updates[str(i)]).token_ids for i in range(len(prompts))]
+
+
+def count_passes(engine: Engine) -> dict[str, int]:
+    """Of the target, from here on: replayed with prompts, replayed without, as they are."""
+    counts = dict.fromkeys(("prompts", "trees", "eager"), 0)
+    runner = engine._decoder.runner
+    replay, verify = runner.replay, runner.verify
+
+    def replayed(decoding: Decoding, *rest: Any) -> Any:
+        counts["prompts" if decoding.prompts else "trees"] += 1
+        return replay(decoding, *rest)
+
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        counts["eager"] += 1
+        return verify(*args, **kwargs)
+
+    runner.replay, runner.verify = replayed, eager  # type: ignore[method-assign]
+    return counts
+
+
+MIXED = [SpecMode.TREE, SpecMode.CHAIN, SpecMode.OFF]
+LONG = [[7, 1, 50, 3] * 11, [5], [9, 80, 2] * 30, [4, 4], [31] * 17, [9, 80, 2] * 30]  # up to 90 tokens; the last comes again
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 512])
+@pytest.mark.parametrize("gap", [3])
+@pytest.mark.parametrize("s", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_prompts_that_come_while_others_decode_change_no_answer(
+    pair: Pair, reference: Reference, s: Sampling, gap: int, chunk: int
+) -> None:
+    """Prompts are read in replayed rounds as far as they fit: in chunks, one token at a time, after a reused prefix."""
+    short = replace(s, max_new_tokens=24)
+    expected = [pair.engine().generate([prompt], short, SpecMode.OFF)[0].token_ids for prompt in LONG]
+    engine = replaying(pair, speculative_ddtree_budget=12, chunked_prefill_size=chunk, max_running_requests=4)
+    counts = count_passes(engine)
+    for prompt, answer, got in zip(LONG, expected, staggered(engine, LONG, short, MIXED, gap), strict=True):
+        assert_same(reference, prompt, got, answer, short)
+    assert counts["prompts"] > 0
+    assert (counts["eager"] > 0) == (chunk == 512)  # 90 tokens and what else runs are more rows than were captured
+
+
+def test_prompts_whose_tokens_are_scored_are_read_by_the_host(pair: Pair, engine: Engine) -> None:
+    engine.flush()
+    counts = count_passes(engine)
+    engine.submit(Request("x", tuple(LONG[0]), GREEDY, SpecMode.TREE, want_logprobs=True, logprob_start=0))
+    assert collect(engine.drain(["x"])["x"]).updates[0].input_logprobs is not None
+    assert counts["eager"] == 1
+    assert counts["prompts"] == 0
+
+
+def test_replayed_prompts_draft_what_eager_ones_draft(pair: Pair) -> None:
+    """The drafter's context over a prompt that was read by replays: the same candidates from the first round on."""
+    seen: list[dict[int, Any]] = []
+    for e in (pair.engine(speculative_ddtree_budget=12), replaying(pair, speculative_ddtree_budget=12)):
+        e.submit(Request("a", tuple(LONG[0]), GREEDY, SpecMode.TREE))
+        found: dict[int, Any] = {}
+        while e.busy:
+            e.step()
+            for s in e._running.values():
+                if s.proposal and s.request.id == "a":
+                    found[len(s.output_ids)] = s.proposal
+        seen.append(found)
+    assert 1 in set(seen[0]) & set(seen[1])
+    for at in set(seen[0]) & set(seen[1]):
+        a, b = seen[0][at].tree, seen[1][at].tree
+        assert np.allclose(a.scores, b.scores, atol=1e-3)
+        assert a.token_ids == b.token_ids
+
+
 def test_logprobs_of_replayed_rounds(engine: Engine, reference: Reference) -> None:
     prompt = PROMPTS[0]
     engine.flush()
@@ -169,7 +251,7 @@ def test_walk_on_the_device_is_the_walk_on_the_host(engine: Engine, drawn: list[
     zeros = np.zeros(n, dtype=np.int64)
     settle = Settle(np.arange(n), zeros + 99, zeros + 1, zeros)
     with torch.inference_mode():
-        graphs.choices[: len(flat)] = torch.tensor(flat)
+        graphs._board.choices[: len(flat)] = torch.tensor(flat)
         part.run(Decoding(forest, zeros, zeros), settle)
         part.launch = launch
         choices, path, length = part._walk()
