@@ -73,7 +73,7 @@ def wall_times(calls: Mapping[str, Call], device: torch.device, repeats: int) ->
 KINDS = (
     ("attention", ("_attend_part", "_join_parts")),
     ("norm, rope, swiglu", ("_norm_rope_store", "_swiglu", "rms_norm", "RMSNorm", "layer_norm", "LayerNorm")),
-    ("matrix", ("gemm", "gemv", "cutlass", "nvjet", "splitK", "cublas")),
+    ("matrix", ("_one_row", "_few_rows", "gemm", "gemv", "cutlass", "nvjet", "splitK", "cublas")),
     ("top-k", ("topk", "TopK", "radix", "Radix", "sort", "Sort", "gatherTopK")),
     ("reductions", ("reduce_kernel", "softmax", "Reduce")),
 )

@@ -97,7 +97,7 @@ def build(scale: Scale, device: torch.device, dtype: torch.dtype, rows: tuple[in
     for pool in (cache.target.keys, cache.target.values, cache.drafter.keys, cache.drafter.values, cache.features):
         pool.normal_()
     if device.type == "cuda":
-        from ddtree_engine.kernels import TileAttention as Attention
+        from ddtree_engine.attention_kernel import TileAttention as Attention
         from ddtree_engine.tree_kernel import grow_into
     else:
         Attention, grow_into = ReferenceAttention, no_trees  # type: ignore[assignment,misc]

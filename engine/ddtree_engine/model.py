@@ -193,7 +193,7 @@ class TorchSteps:
 
 
 def _triton_steps() -> Callable[[StackConfig, Rope], Steps]:
-    from ddtree_engine.kernels import TritonSteps
+    from ddtree_engine.step_kernels import TritonSteps
 
     return TritonSteps
 

@@ -37,11 +37,11 @@ def runner(
     """What computes: eager on CPU; on CUDA with Triton, and graphs where they serve."""
     if checked.device.type == "cpu":
         return Runner(loaded.target, loaded.drafter, loaded.cache, checked.device)
-    from ddtree_engine import graphs, kernels, tiles, tree_kernel
+    from ddtree_engine import attention_kernel, graphs, tiles, tree_kernel
 
     config, sizes = checked.config, checked.sizes
     made = graphs.CudaRunner(
-        loaded.target, loaded.drafter, loaded.cache, checked.device, kernels.TileAttention, tree_kernel.grow_into
+        loaded.target, loaded.drafter, loaded.cache, checked.device, attention_kernel.TileAttention, tree_kernel.grow_into
     )
     if config.disable_cuda_graph or faults is not None:  # corruption points are on the host, between the steps
         return made

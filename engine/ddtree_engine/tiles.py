@@ -2,7 +2,7 @@
 
 What a row sees is a count and a mask: slots base .. base + visible - 1 of its slab, and slot base + visible + j for every
 set bit j of its 64-bit ancestor mask (the root is part of `visible`). Prefill rows, plain steps, drafted blocks and trees
-up to 64 nodes are all of this form. `ReferenceAttention` is its definition in plain PyTorch; the kernel is in `kernels.py`.
+up to 64 nodes are all of this form. `ReferenceAttention` is its definition in plain PyTorch; the kernel: `attention_kernel.py`.
 """
 
 from __future__ import annotations

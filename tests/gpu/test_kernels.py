@@ -13,7 +13,7 @@ from ddtree_engine.tree import ancestor_bits, best_first, chain
 pytestmark = pytest.mark.gpu
 pytest.importorskip("triton", reason="no triton in this environment")
 
-from ddtree_engine import kernels, tiles  # noqa: E402 (triton may be missing)
+from ddtree_engine import attention_kernel, step_kernels, tiles  # noqa: E402 (triton may be missing)
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -63,7 +63,7 @@ def test_attention_equals_its_reference(heads: int, kv_heads: int, dim: int, dty
     keys, values = torch.randn(2, 7 * SLAB + 1, kv_heads, dim, dtype=dtype, device=DEVICE)
     table = table_of(segments, tiles.rows_per_tile(heads // kv_heads), capacity=64)
     shape = tiles.AttentionShape(len(rows), 64, heads, kv_heads, dim)
-    attend = kernels.TileAttention(shape, DEVICE)
+    attend = attention_kernel.TileAttention(shape, DEVICE)
     got = attend(queries, keys, values, sight, table)
     expected = tiles.ReferenceAttention(shape, DEVICE)(queries, keys, values, sight, table)
     tolerance = 2e-5 if dtype is torch.float32 else 2e-2
@@ -71,7 +71,7 @@ def test_attention_equals_its_reference(heads: int, kv_heads: int, dim: int, dty
 
 
 def test_rows_without_a_tile_stay_finite() -> None:
-    attend = kernels.TileAttention(tiles.AttentionShape(8, 2, 4, 2, 64), DEVICE)
+    attend = attention_kernel.TileAttention(tiles.AttentionShape(8, 2, 4, 2, 64), DEVICE)
     keys, values = torch.randn(2, 40, 2, 64, device=DEVICE)
     zeros = torch.zeros(8, dtype=torch.int64, device=DEVICE)
     sight = tiles.RowSight(zeros, zeros, zeros)
@@ -91,7 +91,7 @@ def test_number_of_parts_does_not_change_the_result(count: int) -> None:
     table = table_of([(0, 1, 7)], 32, capacity=count)
     queries = torch.randn(1, 4, 64, device=DEVICE)
     expected = tiles.ReferenceAttention(shape, DEVICE)(queries, keys, values, sight, table)
-    got = kernels.TileAttention(shape, DEVICE)(queries, keys, values, sight, table)
+    got = attention_kernel.TileAttention(shape, DEVICE)(queries, keys, values, sight, table)
     assert torch.allclose(got, expected, atol=2e-5)
 
 
@@ -107,7 +107,7 @@ def test_norm_rope_store_equals_norm_then_rotate(heads: int, kv_heads: int, dim:
     positions = torch.randint(40, (rows,), device=DEVICE)
     slots = torch.randperm(slots_in_pool, device=DEVICE)[:rows]
     keys, values = torch.zeros(2, slots_in_pool, kv_heads, dim, dtype=dtype, device=DEVICE)
-    q = kernels.norm_rope_store(qkv, weight, 1e-6, turns, positions, slots, keys, values, heads)
+    q = step_kernels.norm_rope_store(qkv, weight, 1e-6, turns, positions, slots, keys, values, heads)
     split = qkv.view(rows, -1, dim)
     expected = rotate(Norm(weight, 1e-6).exact(split[:, : heads + kv_heads]), turns[positions][:, None]).to(dtype)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
@@ -126,7 +126,7 @@ def test_rms_norm_equals_the_exact_norm(dtype: torch.dtype, dim: int) -> None:
     x, weight = torch.randn(5, dim, dtype=dtype, device=DEVICE) * 4, torch.rand(dim, device=DEVICE) + 0.5
     expected = Norm(weight, 1e-6).exact(x)
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-    assert torch.allclose(kernels.rms_norm(x, weight, 1e-6).float(), expected, atol=tolerance, rtol=tolerance)
+    assert torch.allclose(step_kernels.rms_norm(x, weight, 1e-6).float(), expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,4 +137,4 @@ def test_swiglu_equals_silu_times_up(dtype: torch.dtype, ff: int) -> None:
     gate, up = gate_up.float().chunk(2, -1)
     expected = torch.nn.functional.silu(gate) * up
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
-    assert torch.allclose(kernels.swiglu(gate_up).float(), expected, atol=tolerance, rtol=tolerance)
+    assert torch.allclose(step_kernels.swiglu(gate_up).float(), expected, atol=tolerance, rtol=tolerance)
