@@ -48,15 +48,25 @@ def _untried() -> dict[Kind, Tally]:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was decided for a batch, until the next review if it is lasting."""
+    """What was decided for a batch: until the next review if it is lasting, else for one round."""
 
     requests: int
     plan: Plan
     lasting: bool
 
-    def goes_on(self, requests: int) -> bool:
+    def fits(self, requests: int) -> bool:
         """Whether it says what to do for about as many requests."""
-        return self.lasting and 2 / 3 <= requests / self.requests <= 3 / 2
+        return 2 / 3 <= requests / self.requests <= 3 / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A round to learn from: its trees as they were grown and as they were verified, and what was accepted."""
+
+    grown: Forest
+    cut: Forest
+    sequences: tuple[Sequence, ...]
+    paths: list[list[int]]
 
 
 @dataclass(slots=True)
@@ -79,6 +89,10 @@ class Auto:
     running: Plan = PLAIN  # of the trees that this round verifies
     coming: Plan = PLAIN  # of those that were drafted for the next
     settled: Settled | None = None
+    live: tuple[Sequence, ...] = ()  # that were decided for last
+    due: bool = False  # what to do next is to be decided anew
+    grown: Forest | None = None  # this round's trees, if it is learnt from
+    lesson: Lesson | None = None  # not yet learnt from
     rounds: int = 0
     reviewed: int = 0  # round of the last review
     study_at: int = 0  # round that is learnt from next
@@ -91,8 +105,6 @@ class Auto:
     looked: int = 0  # round of the last larger tree
     trial: Plan | None = None
     trial_left: int = 0  # rounds that the trial still takes
-    expected: np.ndarray | None = None  # nodes of each tree that should be accepted this round
-
     OPENING, OPENING_ROUNDS = 24, 5  # passes of a request, and rounds, that are drafted whatever they promise
     EAGER = 16  # rounds that are all learnt from
     STUDY_SECONDS, MOST_EVERY = 0.03, 32  # then one in so many seconds is, and reviewed: it costs some 0.3 ms
@@ -116,16 +128,15 @@ class Auto:
     # What to draft ----------------------------------------------------------------------------------------------
 
     def to_draft(self, live: Many[Sequence]) -> list[Sequence]:
-        able = [s for s in live if s.drafts and s.left_to_say > 1]
+        able, self.live = _able(live), tuple(live)
         if not able:
             self.settled, self.coming, self.chains, self.nodes = None, PLAIN, False, MOST_NODES
             return []
-        before = self.settled
-        if before is None or self.studying or not before.goes_on(len(live)) or self._news(before, able):
-            self._keep_only(live)
-            self.settled = before = self._settle(able, len(live))
+        if self.settled is None or not self.settled.fits(len(live)) or self._news(self.settled, able):
+            self.settled = self._settle(able, len(live))
         self.heed, self.fresh = self.fresh, False
-        self.coming = before.plan
+        self.coming = self.settled.plan
+        self.due |= not self.settled.lasting
         self.chains = self.coming.kind is Kind.CHAIN
         whole = self.heed or self.rounds + 1 >= self.study_at
         self.nodes = MOST_NODES if whole else self.coming.nodes
@@ -134,6 +145,15 @@ class Auto:
     def _news(self, before: Settled, able: list[Sequence]) -> bool:
         """Whether nothing is drafted, and some of these requests were not there when that was decided."""
         return before.plan.kind is Kind.OFF and any(s.request.id not in self.habits for s in able)
+
+    def meanwhile(self) -> None:
+        """Learn what the last round showed, and decide what to do if that, or a trial that is over, asks for it."""
+        lesson, self.lesson = self.lesson, None
+        if lesson is not None:
+            self._take(lesson)
+        if (lesson is not None or self.due) and (able := _able(self.live)):
+            self._keep_only(self.live)
+            self.settled, self.due = self._settle(able, len(self.live)), False
 
     def _settle(self, able: list[Sequence], requests: int) -> Settled:
         plans = self.plans(able, requests)
@@ -237,24 +257,38 @@ class Auto:
 
     def fit(self, forest: Forest, sequences: Many[Sequence]) -> Forest:
         self.rounds += 1
-        self.running, self.expected = self.coming, None
+        self.running, self.grown = self.coming, None
         self.studying = self.heed or self.rounds <= self.EAGER or self.rounds >= self.study_at
         if self.studying:
             self.study_at = self.rounds + self.every
         if forest.sizes.width == 1:
+            self.due |= self.studying  # a plain round teaches nothing, and is reviewed
             return forest
-        expected = self.calibration.expected(forest) if self.studying else None
-        if expected is not None:
-            self._study(forest, sequences, expected)
-        cut = forest
-        if self.running.kind is not Kind.CHAIN:
-            chain = np.array([s.request.mode is SpecMode.CHAIN for s in sequences])
-            cut = forest.cut(np.where(chain, forest.rows, 1 + self.running.nodes))
-        if expected is not None:
-            self.expected = np.where(cut.inside, expected, 0.0).sum(axis=1)
-        return cut
+        if self.studying:
+            self.grown = forest
+        if self.running.kind is Kind.CHAIN or self.nodes <= self.running.nodes:  # they were not grown larger
+            return forest
+        chain = np.array([s.request.mode is SpecMode.CHAIN for s in sequences])
+        return forest.cut(np.where(chain, forest.rows, 1 + self.running.nodes))
 
     # Learning ---------------------------------------------------------------------------------------------------
+
+    def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
+        """Hopes are compared with what came at once; the rest, which takes as long as a small round, waits."""
+        if self.running.kind is not Kind.OFF and self._opened:
+            hoped = int(np.count_nonzero(forest.rows > 1)) * self.running.hope
+            self.trust[self.running.kind].learn(sum(map(len, paths)) - len(paths), hoped)
+        if self.grown is not None:
+            self.lesson = Lesson(self.grown, forest, tuple(sequences), [list(p) for p in paths])
+
+    def _take(self, lesson: Lesson) -> None:
+        promised = self.calibration.expected(lesson.grown)
+        self._study(lesson.grown, lesson.sequences, promised)
+        expected = np.where(lesson.cut.inside, promised, 0.0).sum(axis=1).tolist()
+        self.calibration.learn(lesson.cut, lesson.paths)
+        for s, path, hoped in zip(lesson.sequences, lesson.paths, expected, strict=True):
+            if hoped > 0.0 and self._opened:  # before, the calibration is still off for all of them
+                self._habit(s).bias.learn(len(path) - 1, hoped)
 
     def _study(self, forest: Forest, sequences: Many[Sequence], expected: np.ndarray) -> None:
         """What these drafts promise."""
@@ -274,17 +308,6 @@ class Auto:
             at = np.minimum(SHARES, mine.shape[1]) - 1
             self.trees.add(float(chain[drafted].mean()), np.cumsum(mine.mean(axis=0))[at])
 
-    def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
-        if self.running.kind is not Kind.OFF and self._opened:
-            hoped = int((forest.rows > 1).sum()) * self.running.hope
-            self.trust[self.running.kind].learn(sum(map(len, paths)) - len(paths), hoped)
-        if self.expected is None:
-            return
-        self.calibration.learn(forest, paths)
-        for s, path, expected in zip(sequences, paths, self.expected.tolist(), strict=True):
-            if expected > 0.0 and self._opened:  # before, the calibration is still off for all of them
-                self._habit(s).bias.learn(len(path) - 1, expected)
-
     def observe(self, spent: Round) -> None:
         every = max(1, min(self.MOST_EVERY, int(self.STUDY_SECONDS / spent.seconds)))
         self.every = every if self.running.kind is not Kind.OFF else -(-every // 2)  # a plain round is only reviewed
@@ -295,7 +318,8 @@ class Auto:
 
     def forget(self) -> None:
         self.calibration, self.trees, self.trust = Calibration(), Yield(), _untried()
-        self.habits, self.usual, self.settled, self.passes, self.studied = {}, None, None, 0, 0
+        self.habits, self.usual, self.passes, self.studied = {}, None, 0, 0
+        self.settled, self.grown, self.lesson, self.live = None, None, None, ()
 
     def _habit(self, s: Sequence) -> Habit:
         habit = self.habits.get(s.request.id)
@@ -307,3 +331,8 @@ class Auto:
         ids = {s.request.id for s in live}
         if len(self.habits) > 2 * len(ids) + 16:
             self.habits = {i: h for i, h in self.habits.items() if i in ids}
+
+
+def _able(live: Many[Sequence]) -> list[Sequence]:
+    """Those that drafts can help."""
+    return [s for s in live if s.drafts and s.left_to_say > 1]

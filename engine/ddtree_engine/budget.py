@@ -44,6 +44,10 @@ class Policy(Protocol):
         """The trees were verified and `paths` accepted."""
         ...
 
+    def meanwhile(self) -> None:
+        """Once a round, where the host would wait for the device if it can: time to think about what was seen."""
+        ...
+
     def observe(self, spent: Round) -> None:
         """A round without prefill is over."""
         ...
@@ -68,6 +72,9 @@ class Fixed:
         return forest
 
     def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
+        return None
+
+    def meanwhile(self) -> None:
         return None
 
     def observe(self, spent: Round) -> None:

@@ -98,6 +98,7 @@ class Costs:
         self._tables = (verify, draft)
         self._known: list[np.ndarray] = [np.zeros(1), np.zeros(1)]
         self._cells: dict[Key, _Cell] = {}
+        self._said: dict[tuple[Kind, int, bytes, int], np.ndarray] = {}  # what `seconds` said, until a cell changes
         self._key: Key | None = None  # what runs
         self._age = 0  # rounds of it before
         self._recent: deque[float] = deque(maxlen=self.RECENT)  # its pace
@@ -105,9 +106,13 @@ class Costs:
 
     def seconds(self, kind: Kind, requests: int, nodes: np.ndarray | int, drafted: int) -> np.ndarray:
         """Of rounds of a kind in which `drafted` of `requests` requests have trees of `nodes` (one number or several)."""
-        known = self._table(0, requests + drafted * np.asarray(nodes)) + self._table(1, np.asarray(drafted))
-        extra = np.array([self._extra(_key(kind, requests, int(n))) * requests for n in np.ravel(nodes)])
-        return np.maximum(known + extra.reshape(known.shape), 0.5 * known)
+        nodes = np.asarray(nodes)
+        question = kind, requests, nodes.tobytes(), drafted
+        if question not in self._said:
+            known = self._table(0, requests + drafted * nodes) + self._table(1, np.asarray(drafted))
+            extra = np.array([self._extra(_key(kind, requests, int(n))) * requests for n in np.ravel(nodes)])
+            self._said[question] = np.maximum(known + extra.reshape(known.shape), 0.5 * known)
+        return self._said[question]
 
     def samples(self, kind: Kind, requests: int) -> int:
         """Rounds that the cost of a kind rests on, for its best known size."""
@@ -117,6 +122,7 @@ class Costs:
     def rehearsed(self, kind: Kind, nodes: int, spent: Round) -> None:
         """A whole round took this at start-up, at the pace that the tables were measured at."""
         self._cells[_key(kind, spent.requests, nodes)] = _Cell(self._beyond(spent, 1.0), self.REHEARSED)
+        self._said.clear()
 
     def observe(self, kind: Kind, nodes: int, spent: Round, *, usual: bool = True) -> None:
         """A round of a kind has run; usual: its time counts.
@@ -134,14 +140,18 @@ class Costs:
         self._age += 1
         if not usual or (self._age > 4 and self._age % 8):  # what goes on needs no more than a look now and then
             return
-        cell = self._cells.setdefault(key, _Cell(self._extra(key), self.GUESS))
+        if (cell := self._cells.get(key)) is None:
+            cell = self._cells[key] = _Cell(self._extra(key), self.GUESS)
+            self._said.clear()
         if self._age == 1 and self._before is not None:
             cell.add(self._beyond(spent, self._before))
+            self._said.clear()
         known = self._from_tables(spent)
         self._recent.append(spent.seconds / max(known + cell.value * spent.requests, 0.5 * known))
 
     def _from_tables(self, spent: Round) -> float:
-        return float(self._table(0, np.asarray(spent.rows)) + self._table(1, np.asarray(spent.drafted)))
+        verify, draft = self._tables
+        return verify.at(spent.rows) + draft.at(spent.drafted)
 
     def _beyond(self, spent: Round, pace: float) -> float:
         """Seconds a request that this round took beyond the tables', within what is credible."""

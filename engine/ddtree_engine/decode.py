@@ -55,6 +55,7 @@ class Decoder(RoundState):
         with self.stage("commit"):
             accepted = self._walk(drafts, verified.choices)
             self.policy.learn(forest, decoding, [a.path for a in accepted])
+            self.policy.meanwhile()
             sizes = [d.tree.rows for d in drafts]
             steps = self._committer.accept(decoding, sizes, accepted)
             steps += self._committer.first_tokens(chunks, verified.choices, sum(sizes))
@@ -85,7 +86,8 @@ class Decoder(RoundState):
             base = np.array([s.base for s in live], dtype=np.int64)
             batch = Decoding(forest, base, np.array(past, dtype=np.int64), _prompts(chunks))
             settle = self._drafting.settle(index, settled, batch.past, chosen) if index else None
-            replay = self.runner.replay(batch, self._verifier.row_samplings(forest, live, past), settle)
+            samplings = self._verifier.row_samplings(forest, live, past)
+            replay = self.runner.replay(batch, samplings, settle, self.policy.meanwhile)
         with self.stage("commit"):
             accepted = _read(replay, sizes, index)
             self.policy.learn(forest, live, [a.path for a in accepted])

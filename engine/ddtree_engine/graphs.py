@@ -113,10 +113,16 @@ class CudaRunner(Runner):
         self.used_graph = self._graphs is not None and self._graphs.take(forest, prompts)
         return self.used_graph
 
-    def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
+    def replay(
+        self,
+        decoding: Decoding,
+        samplings: Sequence[RowSampling],
+        settle: Settle | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Replay:
         assert self._graphs is not None
         self.featured = self.drafter is not None
-        return self._graphs.replay(decoding, samplings, settle)
+        return self._graphs.replay(decoding, samplings, settle, meanwhile)
 
 
 class Graphs:
@@ -154,7 +160,9 @@ class Graphs:
             part = slice(first, first + EXTEND_ROWS)
             self._extend[_fitting(tuple(self._extend), len(slots[part]))].run(positions[part], slots[part])
 
-    def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
+    def replay(
+        self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None, meanwhile: Callable[[], None]
+    ) -> Replay:
         board, rows = self._board, int(decoding.forest.rows.sum())
         self._verify[_fitting(self._shape.row_buckets, rows + sum(s.rows for s in decoding.prompts))].run(decoding)
         logits = board.logits[:rows]
@@ -168,6 +176,7 @@ class Graphs:
             requests = part.requests
         used = board.choices.shape[0] + requests * board.request_out if requests else rows
         self._out_host[:used].copy_(board.out[:used], non_blocking=True)
+        meanwhile()
         self._runner.synchronise()  # the round's one wait
         return self._read(rows, 0 if settle is None else len(settle.index), logits)
 

@@ -166,8 +166,17 @@ class Runner:
         """Whether a round that verifies these trees and reads these prompts can be replayed as graphs."""
         return False
 
-    def replay(self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None) -> Replay:
-        """Verify, walk, commit and draft in one go (see `graphs.py`); without `settle` only verify."""
+    def replay(
+        self,
+        decoding: Decoding,
+        samplings: Sequence[RowSampling],
+        settle: Settle | None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Replay:
+        """Verify, walk, commit and draft in one go (see `graphs.py`); without `settle` only verify.
+
+        `meanwhile` is called while the device works.
+        """
         raise AssertionError("only a runner whose `replays` said yes is asked to")
 
     def probe_verify(self, decoding: Decoding) -> None:

@@ -321,6 +321,7 @@ def rate(policy: Auto | Fixed, texts: list[Text], verify: CostTable, rounds: int
         forest = policy.fit(gather([grown.get(id(s)) for s in group], [0] * len(group)), group)
         paths = [accept(forest.tree(i), text, dice) for i, text in enumerate(texts)]
         policy.learn(forest, group, paths)
+        policy.meanwhile()
         rows = int(forest.rows.sum())
         drafted = policy.to_draft(group)
         spent = verify.at(rows) + DRAFT.at(len(drafted))
@@ -387,6 +388,7 @@ class Stage:
             kinds.append(self.policy.running.kind)
             paths = [accept(forest.tree(i), text, self.dice) for i in range(len(forest))]
             self.policy.learn(forest, self.group, paths)
+            self.policy.meanwhile()
             self.drafted = self.policy.to_draft(self.group)
             spent = self.machine.at(int(forest.rows.sum())) + DRAFT.at(len(self.drafted))
             slow = self.dice.uniform(1.0, 5.0) if self.dice.random() < disturbance else 1.0
