@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ddtree_engine.overlap import announce, overlapping, wait
 from ddtree_engine.tiles import AttentionShape, RowSight, Tiles, rows_per_tile
 
 BLOCK_N = 64  # slots read at once
@@ -181,7 +182,10 @@ def _attend_part(
     SMALL: tl.constexpr,
     N: tl.constexpr,
     EXACT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    announce(PDL)
+    wait(PDL)
     tile, kv, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(tile_rows_ptr + tile)
     splits = _parts(live_ptr, tl.num_programs(1), FILL, SPLITS)
@@ -210,7 +214,10 @@ def _join_parts(
     DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
     SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    announce(PDL)
+    wait(PDL)
     at = tl.program_id(0).to(tl.int64)  # row * heads + head
     d = tl.arange(0, DIM_PAD)
     s = tl.arange(0, SPLITS)
@@ -246,6 +253,7 @@ class TileAttention:
         rows, dim = queries.shape[0], self._shape.dim
         pad = triton.next_power_of_2(dim)
         out = torch.empty(rows, self._shape.heads * dim, dtype=queries.dtype, device=queries.device)
+        overlap = overlapping(queries.device)
         _attend_part[(self._shape.tiles, self._shape.kv_heads, self._splits)](
             queries,
             keys,
@@ -274,6 +282,7 @@ class TileAttention:
             SMALL=SMALL_M,
             N=BLOCK_N,
             EXACT=queries.dtype == torch.float32,
+            **overlap,
         )
         _join_parts[(rows * self._shape.heads,)](
             self._parts,
@@ -286,5 +295,6 @@ class TileAttention:
             DIM_PAD=pad,
             SPLITS=self._splits,
             num_warps=1 if self._splits < 4 else 4,
+            **overlap,
         )
         return out

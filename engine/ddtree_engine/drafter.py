@@ -75,7 +75,8 @@ class Drafter:
         """
         x, _ = self._stack.forward(self._target.embed(token_ids), positions, slots, cache, attend)
         # Of the roots and of padding rows too: fewer shapes and no copies, and nearly free.
-        logprobs = self._target.head(self._final_norm(x)).log_softmax(dim=-1, dtype=torch.float32)
+        logits = self._stack.steps.head(x, self._final_norm, self._target.head)
+        logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         best, ids = best_few(logprobs, k)
         blocks = logprobs.shape[0] // self.block_size
         return self._drafted(best, blocks), self._drafted(ids, blocks)

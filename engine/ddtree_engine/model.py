@@ -27,7 +27,7 @@ class Linear:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._packed = _pack(weight)
-        self._weight = None if self._packed is not None else weight
+        self.weight = None if self._packed is not None else weight  # the packed copy takes its place
         if self._packed is not None:  # looked up once: finding an overload costs as much as a small operation
             self._product = torch.ops.mkldnn._linear_pointwise.default
             self._product_add = torch.ops.mkldnn._linear_pointwise.binary
@@ -35,14 +35,15 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._product(x, self._packed, None, "none", [], "")
-        return F.linear(x, self._weight)
+        assert self.weight is not None
+        return F.linear(x, self.weight)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + x @ weight.T; the residual may be overwritten with it."""
         if self._packed is not None:
             return self._product_add(x, residual, self._packed, None, "add")
-        assert self._weight is not None
-        return residual.addmm_(x, self._weight.t())  # one kernel and one rounding less
+        assert self.weight is not None
+        return residual.addmm_(x, self.weight.t())  # one kernel and one rounding less
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
@@ -132,18 +133,28 @@ class Layer:
 
 
 class Steps(Protocol):
-    """The element-wise steps between a layer's matrix products, for the rows of one pass."""
+    """The steps of a layer but for attention, for the rows of one pass: as few kernels as the device allows."""
 
     def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None: ...
 
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor: ...
+    def normed(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        """linear(norm(x)) for the pass's rows [rows, hidden]"""
+        ...
 
     def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Normalise and turn q and k; write k and v to the rows' slots; q [rows, heads, dim]."""
         ...
 
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up"""
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: Linear) -> torch.Tensor:
+        """silu(gate) * up [rows, ff] of gate_up(norm(x))"""
+        ...
+
+    def add(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + linear(x); the residual may be overwritten with it."""
+        ...
+
+    def head(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        """linear(norm(x)) after the last layer, for any number of rows"""
         ...
 
 
@@ -151,7 +162,7 @@ class TorchSteps:
     """In plain PyTorch: the CPU path, and the reference of the fused kernels.
 
     At a few rows a pass is as long as its list of operations, so what layers have in common is made once: a pass's turns,
-    and buffers with their views. What `norm` and `project` give is therefore only good until they are called again.
+    and buffers with their views. What `project` gives is therefore only good until it is called again.
     """
 
     def __init__(self, config: StackConfig, rope: Rope, dtype: torch.dtype) -> None:
@@ -174,8 +185,8 @@ class TorchSteps:
         self._q, self._k = self._qk.split_with_sizes((c.heads, c.kv_heads), 1)
         self._normed = torch.empty(rows, c.hidden, dtype=self._dtype)
 
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return norm.exact(x, self._normed)
+    def normed(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        return linear(norm.exact(x, self._normed))
 
     def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         qk, v = qkv.view(self._shape).split_with_sizes(self._heads, 1)
@@ -187,9 +198,15 @@ class TorchSteps:
         values.index_copy_(0, self._slots, v)
         return self._q
 
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.split_with_sizes((self._config.ff, self._config.ff), 1)  # half of chunk's time
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: Linear) -> torch.Tensor:
+        both = gate_up(norm.exact(x, self._normed))
+        gate, up = both.split_with_sizes((self._config.ff, self._config.ff), 1)  # half of chunk's time
         return F.silu(gate).mul_(up)
+
+    add = staticmethod(Linear.add)  # no call more than the product itself
+
+    def head(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        return linear(norm(x))
 
 
 def _triton_steps() -> Callable[[StackConfig, Rope], Steps]:
@@ -221,12 +238,12 @@ class Stack:
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [rows, hidden] -> (x after the last layer, outputs of the layers in `taps`)."""
-        tapped = []
-        self.steps.begin(positions, slots)
+        tapped, steps = [], self.steps
+        steps.begin(positions, slots)
         for i, (layer, (keys, values)) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            queries = self.steps.project(layer.qkv(self.steps.norm(x, layer.input_norm)), layer.qk_norm, keys, values)
-            x = layer.out.add(attend(queries, keys, values), x)
-            x = layer.down.add(self.steps.swiglu(layer.gate_up(self.steps.norm(x, layer.post_norm))), x)
+            queries = steps.project(steps.normed(x, layer.input_norm, layer.qkv), layer.qk_norm, keys, values)
+            x = steps.add(layer.out, attend(queries, keys, values), x)
+            x = steps.add(layer.down, steps.gated(x, layer.post_norm, layer.gate_up), x)
             if i in taps:
                 tapped.append(x.clone())  # the next layer adds to x in place
         return x, tapped
@@ -266,4 +283,4 @@ class Target:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [rows, vocab] from rows before the final norm."""
-        return self.head(self.final_norm(hidden)).float()
+        return self.stack.steps.head(hidden, self.final_norm, self.head).float()

@@ -1,6 +1,6 @@
-"""The element-wise steps of a decoder layer as Triton kernels.
+"""The steps of a decoder layer on CUDA: element-wise ones as Triton kernels, and which of them products do in their pass.
 
-Not here: attention (`attention_kernel.py`).
+Not here: attention (`attention_kernel.py`), products of few rows (`products.py`).
 
 Needs triton, and CUDA to run: imported only where the device is CUDA.
 """
@@ -11,8 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from ddtree_engine import products
 from ddtree_engine.checkpoint import StackConfig
-from ddtree_engine.model import Norm, Rope
+from ddtree_engine.model import Linear, Norm, Rope
+from ddtree_engine.overlap import announce, overlapping, wait
 
 
 @triton.jit
@@ -32,7 +34,10 @@ def _norm_rope_store(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     HALF_PAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    announce(PDL)
+    wait(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, HALF_PAD)
     inside = i < DIM // 2
@@ -94,6 +99,7 @@ def norm_rope_store(
         DIM=dim,
         HALF_PAD=triton.next_power_of_2(dim // 2),
         num_warps=1,  # a head is one or two elements a thread
+        **overlapping(qkv.device),
     )
     return q
 
@@ -137,7 +143,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class TritonSteps:
-    """The fused element-wise steps (see `model.Steps`)."""
+    """One kernel a step where `products` takes the product; else cuBLAS between element-wise kernels (see `model.Steps`)."""
 
     def __init__(self, config: StackConfig, rope: Rope) -> None:
         self._config, self._rope = config, rope
@@ -145,8 +151,10 @@ class TritonSteps:
     def begin(self, positions: torch.Tensor, slots: torch.Tensor) -> None:
         self._positions, self._slots = positions, slots
 
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return rms_norm(x, norm.weight_float, norm.eps)
+    def normed(self, x: torch.Tensor, norm: Norm, linear: Linear) -> torch.Tensor:
+        if products.takes(x, linear.weight):
+            return products.product(x, linear.weight, norm=norm)
+        return linear(rms_norm(x, norm.weight_float, norm.eps))
 
     def project(self, qkv: torch.Tensor, qk_norm: Norm, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         return norm_rope_store(
@@ -161,5 +169,14 @@ class TritonSteps:
             self._config.heads,
         )
 
-    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return swiglu(gate_up)
+    def gated(self, x: torch.Tensor, norm: Norm, gate_up: Linear) -> torch.Tensor:
+        if products.takes(x, gate_up.weight, gated=True):
+            return products.product(x, gate_up.weight, norm=norm, gated=True)
+        return swiglu(gate_up(rms_norm(x, norm.weight_float, norm.eps)))
+
+    def add(self, linear: Linear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if products.takes(x, linear.weight):
+            return products.product(x, linear.weight, residual=residual)
+        return linear.add(x, residual)
+
+    head = normed
