@@ -89,6 +89,7 @@ def test_rows_next_to_a_result_are_not_written() -> None:
         (2, 4096, 4096, DTYPE),  # bound by memory: cuBLAS is as fast
         (products.MOST_ROWS + 1, 512, 256, DTYPE),
         (1, 64, 48, DTYPE),  # no whole tiles
+        (1, 1 << 14, 4160, DTYPE),  # none of a size that keeps the memory busy
         (1, 512, 256, torch.float32),
     ],
 )
@@ -116,7 +117,7 @@ def results(target: Target, rows: int) -> list[torch.Tensor]:
     return [t.float().cpu() for t in (target.logits(hidden.last), cache.keys, cache.values)]
 
 
-@pytest.mark.parametrize("rows", [1, 5, 200])
+@pytest.mark.parametrize("rows", [1, 5, 200, 300])  # the last by cuBLAS
 @pytest.mark.parametrize("dtype", [torch.float32, DTYPE])
 def test_fused_steps_equal_plain_steps(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(rows)
