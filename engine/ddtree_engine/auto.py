@@ -88,6 +88,8 @@ class Auto:
     plan: Plan = PLAIN
     running: Plan = PLAIN  # of the trees that this round verifies
     coming: Plan = PLAIN  # of those that were drafted for the next
+    drafted: int = 0  # requests with trees in this round
+    drafting: int = 0  # and in the next
     settled: Settled | None = None
     live: tuple[Sequence, ...] = ()  # that were decided for last
     due: bool = False  # what to do next is to be decided anew
@@ -130,7 +132,7 @@ class Auto:
     def to_draft(self, live: Many[Sequence]) -> list[Sequence]:
         able, self.live = _able(live), tuple(live)
         if not able:
-            self.settled, self.coming, self.chains, self.nodes = None, PLAIN, False, MOST_NODES
+            self.settled, self.coming, self.chains, self.nodes, self.drafting = None, PLAIN, False, MOST_NODES, 0
             return []
         if self.settled is None or not self.settled.fits(len(live)) or self._news(self.settled, able):
             self.settled = self._settle(able, len(live))
@@ -140,7 +142,9 @@ class Auto:
         self.chains = self.coming.kind is Kind.CHAIN
         whole = self.heed or self.rounds + 1 >= self.study_at
         self.nodes = MOST_NODES if whole else self.coming.nodes
-        return [] if self.coming.kind is Kind.OFF else able
+        drafted = [] if self.coming.kind is Kind.OFF else able
+        self.drafting = len(drafted)
+        return drafted
 
     def _news(self, before: Settled, able: list[Sequence]) -> bool:
         """Whether nothing is drafted, and some of these requests were not there when that was decided."""
@@ -257,7 +261,7 @@ class Auto:
 
     def fit(self, forest: Forest, sequences: Many[Sequence]) -> Forest:
         self.rounds += 1
-        self.running, self.grown = self.coming, None
+        self.running, self.drafted, self.grown = self.coming, self.drafting, None
         self.studying = self.heed or self.rounds <= self.EAGER or self.rounds >= self.study_at
         if self.studying:
             self.study_at = self.rounds + self.every
@@ -276,8 +280,7 @@ class Auto:
     def learn(self, forest: Forest, sequences: Many[Sequence], paths: Many[Many[int]]) -> None:
         """Hopes are compared with what came at once; the rest, which takes as long as a small round, waits."""
         if self.running.kind is not Kind.OFF and self._opened:
-            hoped = int(np.count_nonzero(forest.rows > 1)) * self.running.hope
-            self.trust[self.running.kind].learn(sum(map(len, paths)) - len(paths), hoped)
+            self.trust[self.running.kind].learn(sum(map(len, paths)) - len(paths), self.drafted * self.running.hope)
         if self.grown is not None:
             self.lesson = Lesson(self.grown, forest, tuple(sequences), [list(p) for p in paths])
 

@@ -136,11 +136,20 @@ TILE_INPUTS = ("tile_first", "tile_rows", "tile_seen")
 
 
 def _tree_rows(decoding: Decoding) -> np.ndarray:
-    """int64 [ROW_INPUTS, rows]"""
-    forest, past = decoding.forest, decoding.past[:, None]
-    positions, slots = past + forest.depths, decoding.base[:, None] + past + np.arange(forest.sizes.width)
-    own = np.stack([forest.tokens, positions, slots])[:, forest.inside]
-    return np.concatenate([own, tiles.forest_sight(forest, decoding.base, decoding.past)])
+    """int64 [ROW_INPUTS, rows]. Every small model's round waits for this: a few operations on no more than is in use."""
+    forest, base, past = decoding.forest, decoding.base[:, None], decoding.past[:, None]
+    rows = forest.rows
+    width = int(rows.max(initial=0))
+    table, at = np.empty((len(ROW_INPUTS), len(forest), width), dtype=np.int64), np.arange(width)
+    table[0] = forest.tokens[:, :width]
+    table[1] = forest.depths[:, :width] + past
+    table[2] = base + past + at
+    table[3] = base
+    table[4] = past + 1  # the root is seen by all
+    table[5] = forest.bits[:, :width]
+    if (rows == width).all():
+        return table.reshape(len(ROW_INPUTS), -1)
+    return table[:, at < rows[:, None]]
 
 
 def _prompt_rows(prompts: Sequence[Segment]) -> np.ndarray:

@@ -116,15 +116,11 @@ def tile_table(segments: Sequence[Segment], rows_per_tile: int) -> np.ndarray:
     return np.array(table, dtype=np.int64).T
 
 
-def forest_sight(forest: Forest, base: np.ndarray, past: np.ndarray) -> np.ndarray:
-    """`sight_table` of a batch of trees."""
-    rows = forest.rows
-    return np.stack([np.repeat(base, rows), np.repeat(past + 1, rows), forest.bits[forest.inside]])
-
-
 def forest_tiles(forest: Forest, past: np.ndarray, rows_per_tile: int) -> np.ndarray:
     """`tile_table` of a batch of trees."""
     rows = forest.rows
+    if rows.max(initial=0) <= rows_per_tile:
+        return np.stack([np.cumsum(rows) - rows, rows, past + rows])
     parts = -(-rows // rows_per_tile)
     start = (np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)) * rows_per_tile
     first = np.repeat(np.cumsum(rows) - rows, parts) + start
