@@ -14,7 +14,7 @@ from ddtree_engine.config import SpecMode
 from ddtree_engine.forest import Growth, Proposal
 from ddtree_engine.rounds import RoundState
 from ddtree_engine.rows import Segment, Sight
-from ddtree_engine.runner import Settle
+from ddtree_engine.runner import NOTHING, Settle
 from ddtree_engine.sequence import Sequence
 
 
@@ -113,6 +113,8 @@ class Drafting:
 
 def _behind(sequences: Many[Sequence], past: Many[int]) -> tuple[np.ndarray, np.ndarray]:
     """Positions and slots that the drafter's context lacks up to `past` tokens."""
+    if all(s.drafted == end for s, end in zip(sequences, past, strict=True)):
+        return NOTHING, NOTHING
     positions = [np.arange(s.drafted, end) for s, end in zip(sequences, past, strict=True)]
     slots = [s.base + p for s, p in zip(sequences, positions, strict=True)]
     return np.concatenate(positions), np.concatenate(slots)

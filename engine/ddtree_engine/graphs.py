@@ -130,14 +130,15 @@ class Graphs:
 
     def __init__(self, runner: CudaRunner, shape: Shape) -> None:
         self._runner, self._shape = runner, shape
+        self._row_buckets, self._request_buckets = shape.row_buckets, shape.request_buckets
         self._board = board = Board(shape, runner.target.config.stack.vocab, runner.device)
         self._out_host = torch.zeros_like(board.out, device="cpu", pin_memory=runner.device.type == "cuda")
-        self._verify = {n: Verify(runner, board, n, shape) for n in shape.row_buckets}
+        self._verify = {n: Verify(runner, board, n, shape) for n in self._row_buckets}
         self._settle: dict[int, Settling] = {}
         self._extend: dict[int, Extend] = {}
         if runner.drafter is not None:
             self._extend = {n: Extend(runner, runner.drafter, n) for n in (EXTEND_ROWS // 16, EXTEND_ROWS)}
-            self._settle = {n: Settling(runner, runner.drafter, board, n, shape) for n in shape.request_buckets}
+            self._settle = {n: Settling(runner, runner.drafter, board, n, shape) for n in self._request_buckets}
 
     def capture(self, progress: Callable[[float], None]) -> None:
         pool = torch.cuda.graph_pool_handle()
@@ -149,7 +150,7 @@ class Graphs:
 
     def take(self, forest: Forest, prompts: Sequence[Segment]) -> bool:
         rows = int(forest.rows.sum()) + sum(s.rows for s in prompts)
-        if rows > self._shape.row_buckets[-1] or forest.sizes.width > MASK_NODES + 1:
+        if rows > self._row_buckets[-1] or forest.sizes.width > MASK_NODES + 1:
             return False
         return max(len(forest), len(prompts)) <= self._shape.max_requests
 
@@ -164,14 +165,14 @@ class Graphs:
         self, decoding: Decoding, samplings: Sequence[RowSampling], settle: Settle | None, meanwhile: Callable[[], None]
     ) -> Replay:
         board, rows = self._board, int(decoding.forest.rows.sum())
-        self._verify[_fitting(self._shape.row_buckets, rows + sum(s.rows for s in decoding.prompts))].run(decoding)
+        self._verify[_fitting(self._row_buckets, rows + sum(s.rows for s in decoding.prompts))].run(decoding)
         logits = board.logits[:rows]
         if samplings:
             board.choices[:rows].copy_(choose(logits, samplings))
         requests = 0
         if settle is not None:
             self.extend(*settle.behind)
-            part = self._settle[_fitting(self._shape.request_buckets, len(settle.index))]
+            part = self._settle[_fitting(self._request_buckets, len(settle.index))]
             part.run(decoding, settle)
             requests = part.requests
         used = board.choices.shape[0] + requests * board.request_out if requests else rows

@@ -37,9 +37,11 @@ class Sequence:
     top_scores: list[TopLogprobs] = field(default_factory=list)
     reported: bool = False  # whether the first update was sent
     view: RequestView = field(init=False)
+    drafts: bool = field(init=False)
 
     def __post_init__(self) -> None:
         r = self.request
+        self.drafts = r.mode.drafts
         self.computed = self.lease.reused
         self.featured = self.lease.features
         self.drafted = self.lease.drafted
@@ -65,10 +67,6 @@ class Sequence:
     @property
     def left_to_say(self) -> int:
         return self.request.sampling.max_new_tokens - len(self.output_ids)
-
-    @property
-    def drafts(self) -> bool:
-        return self.request.mode.drafts
 
     @property
     def score_start(self) -> int | None:
