@@ -253,7 +253,7 @@ class TileAttention:
         rows, dim = queries.shape[0], self._shape.dim
         pad = triton.next_power_of_2(dim)
         out = torch.empty(rows, self._shape.heads * dim, dtype=queries.dtype, device=queries.device)
-        overlap = overlapping(queries.device)
+        overlap = overlapping(queries.device, rows)
         _attend_part[(self._shape.tiles, self._shape.kv_heads, self._splits)](
             queries,
             keys,

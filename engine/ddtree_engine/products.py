@@ -21,7 +21,7 @@ import triton.language as tl
 from ddtree_engine.model import Norm
 from ddtree_engine.overlap import announce, overlapping, wait
 
-MOST_ROWS = 256  # of a small matrix: beyond, cuBLAS and three element-wise kernels take as long
+MOST_ROWS = 48  # of a small matrix: a pass of the bundled model takes 181 us for 210 at 33 rows, 236 for 218 at 65
 SMALL = 1 << 20  # weights: launching the kernels takes longer than reading them
 LEAST_DEPTH = 32  # a power of two that must divide the depth: whole tiles need no mask
 LEAST_LARGE_DEPTH = 256  # the same for a large matrix: reads of less do not keep the memory busy
@@ -46,21 +46,17 @@ def tile_for(rows: int, cols: int, depth: int, *, gated: bool) -> Tile | None:
     if whole < (LEAST_DEPTH if small else LEAST_LARGE_DEPTH) or rows > (MOST_ROWS if small else 1):
         return None
     if small:
-        return _small_tile(rows, cols, whole)
+        return _small_tile(rows, whole)
     if gated or cols > 1 << 14:  # programs enough to hide each other's waiting
         return Tile(1, 16 if gated else 32, 256, 8)
     return Tile(1, 16, min(whole, 512), 8, stages=4)
 
 
-def _small_tile(rows: int, cols: int, whole: int) -> Tile:
+def _small_tile(rows: int, whole: int) -> Tile:
     """Tiles as small as keeps programs few enough to run at once: the longest of them is what a pass waits for."""
     if rows == 1:
         return Tile(1, 4, min(whole, 256), 4)
-    if rows <= 64:
-        return Tile(16 if rows <= 16 else 32, 16, min(whole, 256), 4)
-    if cols >= 512:
-        return Tile(64, 64, min(whole, 64), 4, stages=3)
-    return Tile(32, 32, min(whole, 128), 4, stages=3)
+    return Tile(16 if rows <= 16 else 32, 16, min(whole, 256), 4)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor | None, *, gated: bool = False) -> bool:
@@ -108,7 +104,7 @@ def launch(
         "K": tile.depth,
         "STAGES": tile.stages,
         "num_warps": tile.warps,
-        **overlapping(x.device),
+        **overlapping(x.device, rows),
     }
     columns = triton.cdiv(cols, tile.columns)
     if rows == 1:

@@ -99,7 +99,7 @@ def norm_rope_store(
         DIM=dim,
         HALF_PAD=triton.next_power_of_2(dim // 2),
         num_warps=1,  # a head is one or two elements a thread
-        **overlapping(qkv.device),
+        **overlapping(qkv.device, rows),
     )
     return q
 
