@@ -12,6 +12,7 @@ from ddtree_engine.requests import Sampling
 
 from tests.engine.small_models import DRAFTER, TARGET, Pair, Reference
 from tests.engine.test_exactness import PROMPTS, assert_same
+from tests.engine.test_graphs import LONG, MIXED, count_passes, staggered
 
 pytestmark = pytest.mark.gpu
 
@@ -43,6 +44,21 @@ def test_device_says_what_the_cpu_says(pair: Pair, reference: Reference, s: Samp
         for prompt, answer, got in zip(PROMPTS, expected, engine.generate(PROMPTS[:4], s, mode), strict=False):
             assert_same(reference, prompt, got.token_ids, answer.token_ids, s)
     assert engine.stats().cuda_graph is (graphs and budget != 80)  # 80 nodes do not fit a mask
+
+
+@pytest.mark.parametrize("s", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_prompts_that_come_while_others_decode_are_replayed_and_change_no_answer(
+    pair: Pair, reference: Reference, s: Sampling, chunk: int
+) -> None:
+    short = replace(s, max_new_tokens=24)
+    expected = [pair.engine().generate([prompt], short, SpecMode.OFF)[0].token_ids for prompt in LONG]
+    engine = pair.engine(device="cuda", speculative_ddtree_budget=12, chunked_prefill_size=chunk, max_running_requests=4)
+    counts = count_passes(engine)
+    for prompt, answer, got in zip(LONG, expected, staggered(engine, LONG, short, MIXED, 3), strict=True):
+        assert_same(reference, prompt, got, answer, short)
+    assert counts["prompts"] > 0
+    assert counts["eager"] == 0
 
 
 def encode(task: str) -> list[int]:
