@@ -9,7 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -291,8 +291,13 @@ def collect(updates: Sequence[Update]) -> Generated:
 def _aborted(request_id: str, s: Running | None) -> Update:
     if s is None:
         return Update(request_id, (), Finish.ABORT, None, 0, 0)
-    return replace(
-        Update(request_id, (), Finish.ABORT, None, s.verify_passes, s.lease.reused),
+    return Update(
+        request_id,
+        (),
+        Finish.ABORT,
+        None,
+        s.verify_passes,
+        s.lease.reused,
         accepted_drafts=s.accepted_drafts,
         proposed_drafts=s.proposed_drafts,
     )

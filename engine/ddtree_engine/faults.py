@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -256,7 +256,7 @@ class Faults:
         moment = Moment(update.request_id, self._budget, self._max_running, max(1, stats.running))
         prompt_tokens = scores.start + len(scores.token_ids)
         warm = update.cached_tokens >= WARM_SHARE * prompt_tokens
-        return replace(update, input_logprobs=self._apply("scores", scores, moment, warm=warm))
+        return update._replace(input_logprobs=self._apply("scores", scores, moment, warm=warm))
 
 
 def server_budget(engine: Engine) -> int:

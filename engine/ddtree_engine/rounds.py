@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -65,16 +66,14 @@ class Verified:
     choices: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(NamedTuple):
     """What the target agreed with in one tree."""
 
     path: list[int]  # rows from the root down
     tokens: list[int]  # gained: those of path[1:], then the choice after path[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What was accepted for one sequence: tokens[i] was chosen after logits row rows[i]."""
 
     sequence: Sequence
