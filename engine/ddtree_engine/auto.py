@@ -54,9 +54,9 @@ class Settled:
     plan: Plan
     lasting: bool
 
-    def fits(self, requests: int) -> bool:
-        """Whether it says what to do for about as many requests."""
-        return 2 / 3 <= requests / self.requests <= 3 / 2
+    def fits(self, requests: int, within: float) -> bool:
+        """Whether it was decided for about as many requests."""
+        return 1 / within <= requests / self.requests <= within
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ class Auto:
     EAGER = 16  # rounds that are all learnt from
     STUDY_SECONDS, MOST_EVERY = 0.03, 32  # then one in so many seconds is, and reviewed: it costs some 0.3 ms
     USUAL_STEP = 0.03
+    NEAR, FAR = 1.5, 3.0  # times as many requests: when to decide anew in time, and at once
     SHARE, PLAIN_SHARE = 0.005, 0.02  # of all seconds may go to trials; more while nothing is drafted, as less is known
     LARGER_SHARE = 0.01  # to single rounds of larger trees
     GAP, YOUNG_GAP, LARGER_GAP = 128, 8, 24  # rounds between trials of a kind; while its cost rests on few; of a larger tree
@@ -134,8 +135,9 @@ class Auto:
         if not able:
             self.settled, self.coming, self.chains, self.nodes, self.drafting = None, PLAIN, False, MOST_NODES, 0
             return []
-        if self.settled is None or not self.settled.fits(len(live)) or self._news(self.settled, able):
+        if self.settled is None or not self.settled.fits(len(live), self.FAR) or self._news(self.settled, able):
             self.settled = self._settle(able, len(live))
+        self.due |= not self.settled.fits(len(live), self.NEAR)
         self.heed, self.fresh = self.fresh, False
         self.coming = self.settled.plan
         self.due |= not self.settled.lasting

@@ -13,6 +13,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cache
 
 import numpy as np
 
@@ -98,6 +99,7 @@ class Costs:
         self._tables = (verify, draft)
         self._known: list[np.ndarray] = [np.zeros(1), np.zeros(1)]
         self._cells: dict[Key, _Cell] = {}
+        self._nearest: dict[Key, _Cell] = {}  # to keys that were asked for, cells of their own included
         self._said: dict[tuple[Kind, int, bytes, int], np.ndarray] = {}  # what `seconds` said, until a cell changes
         self._key: Key | None = None  # what runs
         self._age = 0  # rounds of it before
@@ -121,8 +123,7 @@ class Costs:
 
     def rehearsed(self, kind: Kind, nodes: int, spent: Round) -> None:
         """A whole round took this at start-up, at the pace that the tables were measured at."""
-        self._cells[_key(kind, spent.requests, nodes)] = _Cell(self._beyond(spent, 1.0), self.REHEARSED)
-        self._said.clear()
+        self._known_from_here_on(_key(kind, spent.requests, nodes), self._beyond(spent, 1.0), self.REHEARSED)
 
     def observe(self, kind: Kind, nodes: int, spent: Round, *, usual: bool = True) -> None:
         """A round of a kind has run; usual: its time counts.
@@ -141,8 +142,7 @@ class Costs:
         if not usual or (self._age > 4 and self._age % 8):  # what goes on needs no more than a look now and then
             return
         if (cell := self._cells.get(key)) is None:
-            cell = self._cells[key] = _Cell(self._extra(key), self.GUESS)
-            self._said.clear()
+            cell = self._known_from_here_on(key, self._extra(key), self.GUESS)
         if self._age == 1 and self._before is not None:
             cell.add(self._beyond(spent, self._before))
             self._said.clear()
@@ -160,10 +160,17 @@ class Costs:
 
     def _extra(self, key: Key) -> float:
         """Of this kind, batch and size, or of what is nearest to it."""
-        if (cell := self._cells.get(key)) is not None:
-            return cell.value
-        near = [(_distance(key, other), cell.value) for other, cell in self._cells.items()]
-        return min(near)[1] if near else 0.0
+        if (cell := self._nearest.get(key)) is None:
+            if not self._cells:
+                return 0.0
+            cell = self._nearest[key] = self._cells[min(self._cells, key=lambda other: _distance(key, other))]
+        return cell.value
+
+    def _known_from_here_on(self, key: Key, value: float, guesses: int) -> _Cell:
+        cell = self._cells[key] = _Cell(value, guesses)
+        self._nearest = dict(self._cells)
+        self._said.clear()
+        return cell
 
     def _table(self, which: int, sizes: np.ndarray) -> np.ndarray:
         known, most = self._known[which], int(sizes.max())
@@ -181,6 +188,7 @@ def _distance(a: Key, b: Key) -> float:
     return 0.7 * (a[0] is not b[0]) + abs(math.log2(a[1] / b[1])) + 0.5 * abs(math.log2(a[2] / b[2]))
 
 
+@cache
 def _about(count: int) -> int:
     """The nearest power of two: batches shrink and grow by one, and must not each be learnt anew."""
     return 1 << round(math.log2(count))
