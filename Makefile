@@ -9,6 +9,8 @@ WORKERS ?= 2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+# SGLang's router, which tests start in front of engines: a binary of 30 MB that not every machine can install.
+ROUTER ?= sglang-router==0.3.2
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT_PACKAGES := systemd dbus openssh-server openssh-client iproute2 util-linux sudo
 
@@ -25,6 +27,8 @@ $(VENV)/.ready: pyproject.toml engine/pyproject.toml requirements.txt
 	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { .ci/packages python3-venv; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e engine -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.txt $(ROUTER) \
+		|| echo "$(ROUTER) cannot be had here (only the tests that start it need it): they are skipped"
 	@touch $@
 
 test: setup

@@ -1,7 +1,7 @@
 """SGLang's router in front of engines: the fields it adds to every request are taken, and it serves through them.
 
-The bodies are what sglang-router 0.3.2 sent. Its package brings a 30 MB binary and is in no requirement of ours: the
-tests that start it are skipped where it is missing (`pip install sglang-router`).
+The bodies are what sglang-router 0.3.2 sent. Its package brings a 30 MB binary: `make setup` installs it where it can be
+had, and the tests that start it are skipped where it is missing.
 """
 
 from __future__ import annotations
