@@ -63,6 +63,7 @@ class Settled:
 class Lesson:
     """A round to learn from: its trees as they were grown and as they were verified, and what was accepted."""
 
+    kind: Kind
     grown: Forest
     cut: Forest
     sequences: tuple[Sequence, ...]
@@ -284,19 +285,20 @@ class Auto:
         if self.running.kind is not Kind.OFF and self._opened:
             self.trust[self.running.kind].learn(sum(map(len, paths)) - len(paths), self.drafted * self.running.hope)
         if self.grown is not None:
-            self.lesson = Lesson(self.grown, forest, tuple(sequences), [list(p) for p in paths])
+            self.lesson = Lesson(self.running.kind, self.grown, forest, tuple(sequences), [list(p) for p in paths])
 
     def _take(self, lesson: Lesson) -> None:
         promised = self.calibration.expected(lesson.grown)
-        self._study(lesson.grown, lesson.sequences, promised)
+        self._study(lesson, promised)
         expected = np.where(lesson.cut.inside, promised, 0.0).sum(axis=1).tolist()
         self.calibration.learn(lesson.cut, lesson.paths)
         for s, path, hoped in zip(lesson.sequences, lesson.paths, expected, strict=True):
             if hoped > 0.0 and self._opened:  # before, the calibration is still off for all of them
                 self._habit(s).bias.learn(len(path) - 1, hoped)
 
-    def _study(self, forest: Forest, sequences: Many[Sequence], expected: np.ndarray) -> None:
+    def _study(self, lesson: Lesson, expected: np.ndarray) -> None:
         """What these drafts promise."""
+        forest, sequences = lesson.grown, lesson.sequences
         drafted = np.flatnonzero(forest.rows > 1).tolist()
         if not drafted:
             return
@@ -308,7 +310,7 @@ class Auto:
             worth = min(float(self.depth), float(chain[i]) * habit.bias.ratio)
             habit.expect(worth)
             self.usual = worth if self.usual is None else self.usual + self.USUAL_STEP * (worth - self.usual)
-        if self.running.kind is not Kind.CHAIN:
+        if lesson.kind is not Kind.CHAIN:
             mine = falling(expected[drafted, 1:])
             at = np.minimum(SHARES, mine.shape[1]) - 1
             self.trees.add(float(chain[drafted].mean()), np.cumsum(mine.mean(axis=0))[at])
