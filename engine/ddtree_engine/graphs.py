@@ -18,13 +18,14 @@ import torch
 from ddtree_engine import tiles
 from ddtree_engine.attention import Attend
 from ddtree_engine.cache import Cache
-from ddtree_engine.captured import Board, Extend, Settling, Shape, Verify, attend_with
+from ddtree_engine.captured import Board, Extend, Shape, Verify, attend_with
 from ddtree_engine.drafter import Drafter
 from ddtree_engine.forest import MASK_NODES, Forest, Growth, Sizes
 from ddtree_engine.model import Target
 from ddtree_engine.rows import RowBatch, Segment, batch_rows
 from ddtree_engine.runner import EXTEND_ROWS, Decoding, Replay, Runner, Settle
 from ddtree_engine.sampling import RowSampling, choose
+from ddtree_engine.settling import Settling
 from ddtree_engine.tiles import AttentionShape, RowSight, TiledAttention, Tiles
 
 

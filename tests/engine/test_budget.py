@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ddtree_engine import rehearsal
-from ddtree_engine.auto import Auto, Plan
+from ddtree_engine.auto import Auto
 from ddtree_engine.budget import Fixed, Policy, Round
 from ddtree_engine.cache import Lease
 from ddtree_engine.calibration import Calibration
@@ -19,6 +19,7 @@ from ddtree_engine.costs import Costs, CostTable, Kind
 from ddtree_engine.forest import Forest, Growth, Proposal, Sizes, gather, grow
 from ddtree_engine.hopes import SHARES, Habit, Tally
 from ddtree_engine.measuring import sizes_up_to
+from ddtree_engine.plans import Batch, Plan, plans
 from ddtree_engine.requests import Request, Sampling
 from ddtree_engine.sequence import Sequence
 from ddtree_engine.tree import Tree, best_first, chain, root_only
@@ -241,13 +242,13 @@ def test_the_size_taken_is_the_one_with_the_best_rate(sure: list[float], request
     """Found here by trying every size."""
     policy, group = Auto(Costs(STAIRS, DRAFT), depth=7), [sequence(str(i)) for i in range(requests)]
     for s, chance in zip(group, sure, strict=False):
-        policy.habits[s.request.id] = Habit(7 * chance)
-    hopes = sum(policy._habit(s).chain for s in group) * policy.trees.ratio(7)
+        policy.hopes.habits[s.request.id] = Habit(7 * chance)
+    hopes = policy.hopes.chains(group) * policy.hopes.trees.ratio(7)
     rates = [
         (requests + hope) / (STAIRS.at(requests * (1 + int(n))) + DRAFT.at(requests))
         for n, hope in zip(SHARES, hopes, strict=True)
     ]
-    plan = policy.plans(group, requests)[-1]
+    plan = plans(Batch.of(group), policy.hopes, policy.costs)[-1]
     assert plan.rate == pytest.approx(max(rates))
     assert plan.nodes == SHARES[int(np.argmax(rates))]
 
@@ -428,7 +429,7 @@ def test_habits_of_requests_that_are_gone_are_forgotten() -> None:
     policy = Auto(Costs(FLAT, DRAFT), depth=7)
     for i in range(500):
         policy.to_draft([sequence(str(i))])
-    assert len(policy.habits) < 40
+    assert len(policy.hopes.habits) < 40
 
 
 # In the engine --------------------------------------------------------------------------------------------------
