@@ -169,6 +169,5 @@ class Auto:
         usual = not self.studying or self.every == 1 or self.rounds <= self.EAGER  # else longer by what learning takes
         self.costs.observe(self.running.kind, self.running.nodes, spent, usual=usual)
 
-    def forget(self) -> None:
-        self.hopes = Hopes(self.depth)
-        self.settled, self.grown, self.lesson, self.live = None, None, None, ()
+    def anew(self) -> Auto:
+        return Auto(self.costs, self.depth)

@@ -52,8 +52,8 @@ class Policy(Protocol):
         """A round without prefill is over."""
         ...
 
-    def forget(self) -> None:
-        """Drop what was learnt (after a warm-up)."""
+    def anew(self) -> Policy:
+        """The same without what was learnt of texts (after a warm-up)."""
         ...
 
 
@@ -80,5 +80,5 @@ class Fixed:
     def observe(self, spent: Round) -> None:
         return None
 
-    def forget(self) -> None:
-        return None
+    def anew(self) -> Policy:
+        return self

@@ -93,6 +93,7 @@ class Costs:
     """
 
     RECENT = 5  # rounds that make the present pace
+    MOST_SAID = 1024
     GUESS, REHEARSED = 2, 4  # samples that a value from elsewhere counts as, and a rehearsed one
 
     def __init__(self, verify: CostTable, draft: CostTable) -> None:
@@ -111,6 +112,8 @@ class Costs:
         nodes = np.asarray(nodes)
         question = kind, requests, nodes.tobytes(), drafted
         if question not in self._said:
+            if len(self._said) >= self.MOST_SAID:
+                self._said.clear()
             known = self._table(0, requests + drafted * nodes) + self._table(1, np.asarray(drafted))
             extra = np.array([self._extra(_key(kind, requests, int(n))) * requests for n in np.ravel(nodes)])
             self._said[question] = np.maximum(known + extra.reshape(known.shape), 0.5 * known)

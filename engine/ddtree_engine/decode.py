@@ -40,12 +40,14 @@ class Decoder(RoundState):
         self.batch = tuple(decoding)
         self.counters.rounds += 1
         started = time.perf_counter()
+        if self.runner.captured and not self.faults and all(c.replayable for c in chunks):
+            live = [*decoding, *(c.sequence for c in chunks if c.completes)]
+            with self.stage("tree_build"):
+                forest = _forest(live)
+            if self.runner.replays(forest, _prompts(chunks)):
+                return self._replay(forest, live, chunks, started)
         with self.stage("tree_build"):
-            forest = gather([s.proposal for s in decoding], [s.root for s in decoding])
-        if not self.faults and all(c.replayable for c in chunks) and self.runner.replays(forest, _prompts(chunks)):
-            return self._replay(forest, chunks, decoding, started)
-        with self.stage("tree_build"):
-            forest = self.policy.fit(forest, decoding)
+            forest = self.policy.fit(_forest(decoding), decoding)
         with self.stage("tree_compile"):
             plain = forest.sizes.width == 1
             drafts = [Draft(s, root_only(s.root) if plain else forest.tree(i)) for i, s in enumerate(decoding)]
@@ -66,22 +68,21 @@ class Decoder(RoundState):
             self.policy.observe(Round(len(decoding), rows.rows, drafted, time.perf_counter() - started))
         return updates
 
-    def _replay(self, forest: Forest, chunks: Many[Chunk], decoding: Many[Sequence], started: float) -> list[Update]:
+    def _replay(self, forest: Forest, live: Many[Sequence], chunks: Many[Chunk], started: float) -> list[Update]:
         """The same round on the device alone: it walks, commits, drafts and grows before the host hears of it.
 
         What to draft is therefore decided before the pass; requests that turn out to have ended were drafted in vain. The
-        last token of a prompt that is complete is a root like the others.
+        last token of a prompt that is complete is a root like the others: `live` ends with these prompts' requests.
         """
-        live = [*decoding, *(c.sequence for c in chunks if c.completes)]
+        completing = [c.sequence for c in chunks if c.completes]
+        decoding = live[: len(live) - len(completing)]
         with self.stage("tree_build"):
-            if chunks:
-                forest = gather([s.proposal for s in live], [s.root for s in live])
             forest = self.policy.fit(forest, live)
         chosen = {s.request.id for s in self.policy.to_draft(live)}
         sizes = forest.rows.tolist()
         index = [i for i, s in enumerate(live) if sizes[i] > 1 or s.request.id in chosen]
         settled = [live[i] for i in index]
-        past = [s.computed for s in decoding] + [c.sequence.prompt_length - 1 for c in chunks if c.completes]
+        past = [s.computed for s in decoding] + [s.prompt_length - 1 for s in completing]
         with self.stage("verify"):
             base = np.array([s.base for s in live], dtype=np.int64)
             batch = Decoding(forest, base, np.array(past, dtype=np.int64), _prompts(chunks))
@@ -121,6 +122,11 @@ class Decoder(RoundState):
         if self.faults and s.drafts:
             path = self.faults.accepted(path, t, self.context(s))
         return Accepted(path, [t.token_ids[row] for row in path[1:]] + [choices[path[-1]]])
+
+
+def _forest(sequences: Many[Sequence]) -> Forest:
+    """The trees that were drafted for these requests."""
+    return gather([s.proposal for s in sequences], [s.root for s in sequences])
 
 
 def _prompts(chunks: Many[Chunk]) -> tuple[Segment, ...]:

@@ -83,6 +83,7 @@ class Engine:
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Running] = {}  # in order of admission
         self._cancelled: set[str] = set()
+        self._flushed: set[str] = set()  # running ones that were there when the cache was flushed
         self._served = 0
         self._spec_requests = self._prompt_tokens = self._cached_tokens = 0
 
@@ -190,17 +191,21 @@ class Engine:
 
     def _hold(self, s: Running) -> None:
         """Let others reuse what this slab holds."""
+        if s.request.id in self._flushed:
+            return
         tokens = (*s.request.prompt_ids, *s.output_ids)[: s.computed]
         resident = Resident(np.array(tokens, dtype=np.int64), min(s.featured, s.computed), s.drafted)
         self._slabs.hold(s.lease.slab, resident)
 
     def _release(self, s: Running) -> None:
         self._hold(s)
+        self._flushed.discard(s.request.id)
         self._slabs.release(s.lease.slab)
 
     def flush(self) -> None:
-        """Forget every cached prefix. Running requests go on, and what they computed so far is not reused."""
+        """Forget every cached prefix. Running requests go on, and nothing that they compute is reused."""
         self._slabs.forget()
+        self._flushed = set(self._running)
 
     # Facts --------------------------------------------------------------------------------------------------------
 
@@ -275,7 +280,7 @@ class Engine:
         starting.warm_up(self, progress)
         self._decoder.faults = faults
         self._decoder.counters = type(self._decoder.counters)()
-        self.policy.forget()
+        self.policy = self.policy.anew()
         self._served = self._spec_requests = self._prompt_tokens = self._cached_tokens = 0
         self.flush()
 

@@ -110,6 +110,10 @@ class CudaRunner(Runner):
         else:
             self._graphs.extend(np.array(positions), np.array(slots))
 
+    @property
+    def captured(self) -> bool:
+        return self._graphs is not None
+
     def replays(self, forest: Forest, prompts: Sequence[Segment] = ()) -> bool:
         self.used_graph = self._graphs is not None and self._graphs.take(forest, prompts)
         return self.used_graph

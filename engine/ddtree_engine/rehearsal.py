@@ -49,8 +49,8 @@ class Forced(Fixed):
 class Stage(Protocol):
     """What the rounds run on: the engine."""
 
-    def begin(self, requests: int, prompt: int) -> None:
-        """That many requests decode from here on, until `end`."""
+    def begin(self, requests: int, prompt: int, give_up: float) -> bool:
+        """That many requests decode from here on, until `end`; False: not by `give_up`, on the clock `time.perf_counter`."""
         ...
 
     def play(self, policy: Policy, rounds: int) -> bool:
@@ -68,8 +68,8 @@ def rehearse(stage: Stage, costs: Costs, *, most: int, depth: int, largest: int,
     for i, requests in enumerate(batches):
         if time.perf_counter() >= give_up:  # not even prompts are read for what would not be measured
             return
-        stage.begin(requests, PROMPT)
-        seen = _sweeps(stage, kinds, requests, give_up)
+        begun = stage.begin(requests, PROMPT, give_up)
+        seen = _sweeps(stage, kinds, requests, give_up) if begun else {}
         stage.end()
         for (kind, nodes), rounds in seen.items():
             if rounds:

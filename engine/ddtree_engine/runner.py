@@ -162,6 +162,11 @@ class Runner:
         """The trees of candidates [requests, depths, k]."""
         return grow(logprobs.numpy(force=True), token_ids.numpy(force=True), growth, sizes)
 
+    @property
+    def captured(self) -> bool:
+        """Whether rounds may be replayed at all."""
+        return False
+
     def replays(self, forest: Forest, prompts: Sequence[Segment] = ()) -> bool:
         """Whether a round that verifies these trees and reads these prompts can be replayed as graphs."""
         return False

@@ -6,6 +6,7 @@ Not here: reading checkpoints (`loading.py`).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ class _Stage:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._ids = engine, list[str]()
 
-    def begin(self, requests: int, prompt: int) -> None:
+    def begin(self, requests: int, prompt: int, give_up: float) -> bool:
         engine = self._engine
         room = engine.info.context_length
         prompt = max(1, min(prompt, room // 4))
@@ -112,7 +113,10 @@ class _Stage:
             engine.submit(Request(request_id, (0,) * prompt, sampling, SpecMode.TREE))
         engine.policy = Fixed()
         while engine.prefilling:
+            if time.perf_counter() >= give_up:
+                return False
             engine.step()
+        return True
 
     def play(self, policy: Policy, rounds: int) -> bool:
         self._engine.policy = policy

@@ -23,6 +23,7 @@ from ddtree_engine.plans import Batch, Plan, plans
 from ddtree_engine.requests import Request, Sampling
 from ddtree_engine.sequence import Sequence
 from ddtree_engine.tree import Tree, best_first, chain, root_only
+from ddtree_engine.trials import Trials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,12 +161,13 @@ def test_discount_off_the_spine_is_learnt_and_never_a_bonus() -> None:
 class Rehearsed:
     """A stage on which rounds take what a table says, each first one twice as long; requests end after `life`."""
 
-    def __init__(self, life: int = 10**6) -> None:
-        self.life, self.begun, self.ended = life, list[int](), 0
+    def __init__(self, life: int = 10**6, slow: tuple[int, ...] = ()) -> None:
+        self.life, self.slow, self.begun, self.ended = life, slow, list[int](), 0
 
-    def begin(self, requests: int, prompt: int) -> None:
+    def begin(self, requests: int, prompt: int, give_up: float) -> bool:
         self.begun.append(requests)
         self.requests, self.left = requests, self.life
+        return requests not in self.slow
 
     def play(self, policy: Policy, rounds: int) -> bool:
         assert isinstance(policy, rehearsal.Forced)
@@ -206,6 +208,31 @@ def test_a_rehearsal_whose_requests_end_keeps_what_it_has(life: int) -> None:
     costs = rehearsed(stage, 4)
     assert stage.ended == len(stage.begun) == 2
     assert float(costs.seconds(Kind.TREE, 4, 63, 4)) > 0
+
+
+def test_a_rehearsal_leaves_out_batches_whose_prompts_take_too_long_to_read() -> None:
+    stage = Rehearsed(slow=(20,))
+    costs = rehearsed(stage, 20)
+    assert stage.ended == len(stage.begun) == 4
+    assert costs.samples(Kind.OFF, 4) > 0
+    assert costs.samples(Kind.OFF, 32) == 0
+
+
+def test_a_policy_anew_has_learnt_nothing_but_costs() -> None:
+    stage = Stage(Auto(Costs(FLAT, DRAFT), depth=7))
+    stage.play(EASY, 300)
+    policy = stage.policy
+    seconds = float(policy.costs.seconds(Kind.TREE, 1, 7, 1))
+    anew = policy.anew()
+    assert float(anew.costs.seconds(Kind.TREE, 1, 7, 1)) == seconds
+    assert (anew.rounds, anew.hopes.rounds, anew.hopes.habits, anew.trials) == (0, 0, {}, Trials())
+
+
+def test_costs_of_ever_new_batches_take_no_more_room() -> None:
+    costs = Costs(FLAT, DRAFT)
+    for requests in range(1, 3 * Costs.MOST_SAID):
+        costs.seconds(Kind.TREE, requests, SHARES, requests)
+    assert len(costs._said) <= Costs.MOST_SAID
 
 
 def test_a_rehearsal_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

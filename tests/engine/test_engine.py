@@ -195,6 +195,20 @@ def test_long_random_life_leaks_nothing_and_answers_everyone(pair: Pair) -> None
     assert (stats.running, stats.queued, stats.tokens_in_use) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 4, 9])
+def test_what_ran_while_the_cache_was_flushed_is_not_reused(pair: Pair, rounds: int) -> None:
+    """Neither what it had computed, in whatever state it was, nor what it computes afterwards."""
+    engine, prompt = pair.engine(chunked_prefill_size=5), list(range(1, 12))
+    engine.submit(request("a", prompt, Sampling(max_new_tokens=20, ignore_eos=True)))
+    for _ in range(rounds):
+        engine.step()
+    engine.flush()
+    engine.drain(["a"])
+    again = Sampling(max_new_tokens=2, ignore_eos=True)
+    assert engine.generate([[*prompt, 7]], again, SpecMode.TREE)[0].cached_tokens == 0
+    assert engine.generate([[*prompt, 7, 8]], again, SpecMode.TREE)[0].cached_tokens > 0
+
+
 # Scoring --------------------------------------------------------------------------------------------------------
 
 

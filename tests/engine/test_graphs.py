@@ -42,12 +42,13 @@ def replaying(pair: Pair, **changes: Any) -> Engine:
     return replay_in(pair.engine(**changes), graphs=not changes.get("disable_cuda_graph"))
 
 
-def replay_in(engine: Engine, *, graphs: bool = True) -> Engine:
+def replay_in(engine: Engine, *, graphs: bool = True, prompt_rows: int = 48) -> Engine:
     plain, had = engine._decoder.runner, engine._decoder.settings
     runner = CudaRunner(plain.target, plain.drafter, plain.cache, plain.device, ReferenceAttention, grow_by_heap)
     if graphs:
         with torch.inference_mode():
-            shape = Shape(had.max_running, min(had.budget, 64), had.block_size, had.topk_cap, prompt_rows=48)
+            most = min(had.max_running, engine.config.cuda_graph_max_bs or had.max_running)
+            shape = Shape(most, min(had.trees.width - 1, 64), had.block_size, had.topk_cap, prompt_rows)
             runner.capture(shape, lambda share: None)
     engine._decoder.runner = runner
     return engine
@@ -133,18 +134,24 @@ def test_prefill_between_replayed_rounds_and_cancellation(pair: Pair, engine: En
         assert_same(reference, PROMPTS[i], collect(updates[str(i)]).token_ids, expected[i].token_ids, GREEDY)
 
 
-def staggered(engine: Engine, prompts: list[list[int]], s: Sampling, modes: list[SpecMode], gap: int) -> list[tuple[int, ...]]:
-    """Answers of requests of which one comes every `gap` rounds."""
+def played(
+    engine: Engine, prompts: list[list[int]], s: Sampling, modes: list[SpecMode], rounds: list[int]
+) -> list[tuple[int, ...]]:
+    """Answers of requests that come in these rounds."""
     updates: dict[str, list] = {str(i): [] for i in range(len(prompts))}
-    todo, n = list(enumerate(prompts)), 0
-    while todo or engine.busy:
-        if todo and n % gap == 0:
-            i, prompt = todo.pop(0)
-            engine.submit(Request(str(i), tuple(prompt), s, modes[i % len(modes)]))
+    n = 0
+    while n <= max(rounds) or engine.busy:
+        for i in (i for i, at in enumerate(rounds) if at == n):
+            engine.submit(Request(str(i), tuple(prompts[i]), s, modes[i % len(modes)]))
         for u in engine.step():
             updates[u.request_id].append(u)
         n += 1
     return [collect(updates[str(i)]).token_ids for i in range(len(prompts))]
+
+
+def staggered(engine: Engine, prompts: list[list[int]], s: Sampling, modes: list[SpecMode], gap: int) -> list[tuple[int, ...]]:
+    """Answers of requests of which one comes every `gap` rounds."""
+    return played(engine, prompts, s, modes, [i * gap for i in range(len(prompts))])
 
 
 def count_passes(engine: Engine) -> dict[str, int]:
@@ -184,6 +191,38 @@ def test_prompts_that_come_while_others_decode_change_no_answer(
         assert_same(reference, prompt, got, answer, short)
     assert counts["prompts"] > 0
     assert (counts["eager"] > 0) == (chunk == 512)  # 90 tokens and what else runs are more rows than were captured
+
+
+@pytest.mark.parametrize("more", range(-3, 4))
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_prompts_about_as_long_as_the_captured_rows_change_no_answer(
+    pair: Pair, reference: Reference, others: int, more: int
+) -> None:
+    """Rows, and with them the roots of prompts that are complete, are as many as were captured, or a few more or less."""
+    short, rows = replace(GREEDY, max_new_tokens=8), 4 * 13 + 16  # of four trees and prompts
+    engine = replay_in(pair.engine(speculative_ddtree_budget=12, max_running_requests=4), prompt_rows=16)
+    prompts = [*PROMPTS[:others], *[[7 + i, 3] * 50 for i in range(4 - others)]]
+    length = (rows - 13 * others) // (4 - others)
+    prompts = [p if i < others else p[: length + more] for i, p in enumerate(prompts)]
+    expected = [pair.engine().generate([p], short, SpecMode.OFF)[0].token_ids for p in prompts]
+    said = played(engine, prompts, short, [SpecMode.TREE], [min(i, others) for i in range(4)])
+    for prompt, answer, got in zip(prompts, expected, said, strict=True):
+        assert_same(reference, prompt, got, answer, short)
+
+
+@pytest.mark.parametrize("mode", SpecMode)
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_more_requests_than_graphs_were_captured_for_run_without(
+    pair: Pair, reference: Reference, most: int, mode: SpecMode
+) -> None:
+    engine = replaying(pair, speculative_ddtree_budget=2, max_running_requests=8, cuda_graph_max_bs=most)
+    short, prompts = replace(GREEDY, max_new_tokens=12), [[5 + i] * (1 + i % 3) for i in range(8)]
+    expected = [g.token_ids for g in pair.engine().generate(prompts, short, SpecMode.OFF)]
+    counts = count_passes(engine)
+    for prompt, answer, got in zip(prompts, expected, staggered(engine, prompts, short, [mode], 2), strict=True):
+        assert_same(reference, prompt, got, answer, short)
+    assert counts["eager"] > 0
+    assert counts["prompts"] + counts["trees"] > 0
 
 
 def test_prompts_whose_tokens_are_scored_are_read_by_the_host(pair: Pair, engine: Engine) -> None:
