@@ -36,7 +36,7 @@ test: setup
 	$(SUDO) $(BIN)/python -m pytest -q -n $(WORKERS) tests/lab
 
 test-fast: setup
-	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract -m "not slow"
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests/ddops tests/engine tests/contract -m "not slow"
 
 test-lab: setup
 	$(SUDO) $(BIN)/python -m pytest -q -n $(WORKERS) tests/lab
@@ -47,7 +47,7 @@ lint: setup
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/python -m pytest -q tests/ddops tests/engine tests/contract -m "not slow"
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests/ddops tests/engine tests/contract -m "not slow"
 
 format: setup
 	$(BIN)/ruff format .

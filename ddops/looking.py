@@ -193,6 +193,7 @@ def _checks(agent: Agent, observed: Observed) -> list[tuple[bool, str, str]]:
     release = engine.kind != "ddtree" or engine.release in observed.releases
     disk = min(observed.disk_free_mib.values(), default=0)
     python = [_python(agent)] if engine.kind == "ddtree" and release else []
+    prove = install if observed.etc_unit is None else f"ddops verify --host {config.name}"
     return [
         (True, f"login as {config.ssh.user}, one connection", ""),
         (observed.systemd >= 250, f"systemd {observed.systemd}", "systemd 250 or later is needed (252 is tried)"),
@@ -202,7 +203,7 @@ def _checks(agent: Agent, observed: Observed) -> list[tuple[bool, str, str]]:
         (disk >= config.limits.disk_free_mib, f"{disk} MiB free", "make room below /opt and /var/lib"),
         (observed.fence_works, "fence", "unproven engines can be reached by users here"),
         (observed.etc_unit is not None, engine.unit, install),
-        (plan.verification(observed).verified, plan.verification(observed).text, f"ddops verify --host {config.name}"),
+        (plan.verification(observed).verified, plan.verification(observed).text, prove),
     ]
 
 

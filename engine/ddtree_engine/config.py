@@ -129,6 +129,10 @@ class EngineConfig:
             raise ConfigError("speculative_draft_model_path", f"{self.speculative_algorithm} needs a drafter folder")
         if self.speculative_draft_model_path and not drafts:
             raise ConfigError("speculative_draft_model_path", "given without --speculative-algorithm DDTREE or DFLASH")
+        if self.speculative_ddtree_budget is not None and not drafts:
+            raise ConfigError(
+                "speculative_ddtree_budget", "given without --speculative-algorithm DDTREE: nothing would be drafted"
+            )
 
 
 def _at_least(field: str, value: int | None, least: int) -> None:

@@ -62,7 +62,9 @@ class Ticket:
 
     async def _next(self) -> Event:
         try:
-            return await asyncio.wait_for(self._events.get(), STALL_S)
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes with an event, and a client that left.
+            async with asyncio.timeout(STALL_S):
+                return await self._events.get()
         except TimeoutError as exc:
             self.cancel()
             raise Stalled(f"no progress in {STALL_S:.0f} s; the request was cancelled") from exc

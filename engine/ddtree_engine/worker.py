@@ -133,7 +133,8 @@ class Worker:
         done: asyncio.Future[None] = self._loop.create_future()
         self._inbox.put(_Flush(done))
         try:
-            await asyncio.wait_for(done, ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await done
         except TimeoutError as exc:
             raise Stalled(f"the device thread did not answer in {ANSWER_S:.0f} s") from exc
 

@@ -263,6 +263,10 @@ def test_only_needed_tensors_are_read(pair: Pair) -> None:
         ("speculative_ddtree_topk_cap", {"speculative_ddtree_topk_cap": 0}),
         ("speculative_ddtree_budget", {"speculative_ddtree_budget": 0}),
         ("speculative_ddtree_budget", {"speculative_ddtree_budget": "many"}),
+        (
+            "speculative_ddtree_budget",
+            {"speculative_algorithm": Algorithm.NONE, "speculative_draft_model_path": None, "speculative_ddtree_budget": 16},
+        ),
         ("speculative_ddtree_budget", {"speculative_ddtree_budget": 5000}),
         ("speculative_dflash_block_size", {"speculative_dflash_block_size": 1}),
         ("speculative_draft_model_path", {"speculative_draft_model_path": None}),

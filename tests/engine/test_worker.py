@@ -13,7 +13,7 @@ from ddtree_engine import tickets
 from ddtree_engine import worker as worker_module
 from ddtree_engine.config import SpecMode
 from ddtree_engine.requests import Finish, Request, RequestError, Sampling, Update
-from ddtree_engine.tickets import Busy, EngineDead, NotReady, Stalled
+from ddtree_engine.tickets import Busy, EngineDead, NotReady, Stalled, Ticket
 from ddtree_engine.worker import State, queue_limit
 
 Serve = Callable[..., Any]
@@ -96,6 +96,35 @@ def test_a_cancelled_request_leaves_the_engine(serve: Serve, wait_until: Any) ->
     on_loop(served, start_and_leave)
     wait_until(lambda: not served.engine.busy)
     assert served.service.worker.in_flight == 0
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_reader_that_is_cancelled_as_an_update_comes_lets_go_of_its_request(turns: int) -> None:
+    """However many turns of the event loop lie between the two."""
+
+    async def run() -> list[str]:
+        forgotten: list[str] = []
+        ticket = Ticket(request(), forgotten.append)
+
+        async def read() -> None:
+            try:
+                async for _ in ticket.updates():
+                    pass
+            finally:
+                ticket.cancel()
+
+        reader = asyncio.ensure_future(read())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ticket.deliver(Update("r1", (9,), None, None, 0, 0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.wait({reader}, timeout=1.0)
+        assert reader.cancelled()
+        return forgotten
+
+    assert asyncio.run(run()) == ["r1"]
 
 
 def test_a_request_that_can_never_run_is_refused_at_once(serve: Serve) -> None:
