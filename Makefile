@@ -67,6 +67,7 @@ bench-engine: setup
 bench-engine-gpu:
 	PYTHONPATH=engine $(PYTHON) engine/benchmarks/bench_engine.py --device cuda --dtype bfloat16 --batch 1 4 16 32
 	PYTHONPATH=engine $(PYTHON) engine/benchmarks/shape8b.py
+	PYTHONPATH=engine $(PYTHON) engine/benchmarks/few_rows.py
 
 # What budget `auto` loses, replayed over recorded acceptance and measured costs (a minute), then live on this machine.
 bench-auto: setup
