@@ -29,17 +29,17 @@ class Committer:
             first += rows
         return steps
 
-    def first_tokens(self, chunks: Many[Chunk], choices: list[int], row: int) -> list[Step]:
-        """The first token after each prompt that is complete, chosen after logits row `row` and those that follow."""
-        steps = []
+    def first_tokens(self, chunks: Many[Chunk], choices: Many[int], first: int) -> list[Step]:
+        """The first token after each prompt that is complete: `choices`, after logits row `first` and those that follow."""
+        steps, chosen = [], enumerate(choices, start=first)
         for chunk in chunks:
             if not chunk.completes:
                 continue
             s = chunk.sequence
             if s.left_to_say > 0:
-                tokens, ending = s.say([choices[row]])
+                row, choice = next(chosen)
+                tokens, ending = s.say([choice])
                 steps.append(Step(s, tokens, [row], None, ending))
-                row += 1
             else:
                 steps.append(Step(s, [], [], None, Ending(Finish.LENGTH)))
         return steps

@@ -44,8 +44,9 @@ class Decoder(RoundState):
             live = [*decoding, *(c.sequence for c in chunks if c.completes)]
             with self.stage("tree_build"):
                 forest = _forest(live)
-            if self.runner.replays(forest, _prompts(chunks)):
-                return self._replay(forest, live, chunks, started)
+            prompts = _prompts(chunks)
+            if self.runner.replays(forest, prompts):
+                return self._replay(forest, live, chunks, prompts, started)
         with self.stage("tree_build"):
             forest = self.policy.fit(_forest(decoding), decoding)
         with self.stage("tree_compile"):
@@ -60,7 +61,7 @@ class Decoder(RoundState):
             self.policy.meanwhile()
             sizes = [d.tree.rows for d in drafts]
             steps = self._committer.accept(decoding, sizes, accepted)
-            steps += self._committer.first_tokens(chunks, verified.choices, sum(sizes))
+            steps += self._committer.first_tokens(chunks, verified.choices[sum(sizes) :], sum(sizes))
             self._committer.commit(steps, chunks)
             updates = [self._committer.update(step, verified.logits) for step in steps]
         drafted = self._drafting.draft([step.sequence for step in steps if step.ending is None])
@@ -68,7 +69,9 @@ class Decoder(RoundState):
             self.policy.observe(Round(len(decoding), rows.rows, drafted, time.perf_counter() - started))
         return updates
 
-    def _replay(self, forest: Forest, live: Many[Sequence], chunks: Many[Chunk], started: float) -> list[Update]:
+    def _replay(
+        self, forest: Forest, live: Many[Sequence], chunks: Many[Chunk], prompts: tuple[Segment, ...], started: float
+    ) -> list[Update]:
         """The same round on the device alone: it walks, commits, drafts and grows before the host hears of it.
 
         What to draft is therefore decided before the pass; requests that turn out to have ended were drafted in vain. The
@@ -85,7 +88,7 @@ class Decoder(RoundState):
         past = [s.computed for s in decoding] + [s.prompt_length - 1 for s in completing]
         with self.stage("verify"):
             base = np.array([s.base for s in live], dtype=np.int64)
-            batch = Decoding(forest, base, np.array(past, dtype=np.int64), _prompts(chunks))
+            batch = Decoding(forest, base, np.array(past, dtype=np.int64), prompts)
             settle = self._drafting.settle(index, settled, batch.past, chosen) if index else None
             samplings = self._verifier.row_samplings(forest, live, past)
             replay = self.runner.replay(batch, samplings, settle, self.policy.meanwhile)
@@ -94,7 +97,7 @@ class Decoder(RoundState):
             self.policy.learn(forest, live, [a.path for a in accepted])
             n = len(decoding)
             steps = self._committer.accept(decoding, sizes[:n], accepted[:n])
-            steps += self._committer.first_tokens(chunks, replay.choices.tolist(), sum(sizes[:n]))
+            steps += self._committer.first_tokens(chunks, [a.tokens[0] for a in accepted[n:]], sum(sizes[:n]))
             self._committer.advance_all(steps, chunks)
             updates = [self._committer.update(step, replay.logits) for step in steps]
         for s in live:

@@ -85,21 +85,12 @@ def product(
     tile = tile_for(rows, cols, depth, gated=gated)
     assert tile is not None
     out = torch.empty(rows, cols, dtype=x.dtype, device=x.device) if residual is None else residual
-    launch(tile, x, weight, norm, out, gated=gated, add=residual is not None)
-    return out
-
-
-def launch(
-    tile: Tile, x: torch.Tensor, weight: torch.Tensor, norm: Norm | None, out: torch.Tensor, *, gated: bool, add: bool
-) -> None:
-    """`product` with a tile of one's choice: benchmarks compare them."""
-    (rows, depth), cols = x.shape, out.shape[1]
     given = (x, weight, x if norm is None else norm.weight, out)
     eps = 0.0 if norm is None else norm.eps
     chosen = {
         "NORM": norm is not None,
         "GATED": gated,
-        "ADD": add,
+        "ADD": residual is not None,
         "N": tile.columns,
         "K": tile.depth,
         "STAGES": tile.stages,
@@ -111,6 +102,7 @@ def launch(
         _one_row[(columns,)](*given, cols, depth, eps, **chosen)
     else:
         _few_rows[(columns, triton.cdiv(rows, tile.rows))](*given, rows, cols, depth, eps, R=tile.rows, **chosen)
+    return out
 
 
 @triton.jit
